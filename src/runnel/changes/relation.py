@@ -1,0 +1,65 @@
+"""A table as it was when a change was written: names, columns, types, and what identifies a row.
+
+pgoutput's Relation message gives names, type oids and which columns belong to the replica identity;
+capture adds what only the catalogue knows (the primary key under REPLICA IDENTITY FULL, arrays'
+elements, domains' bases). Two equal relations are the same version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..postgres.types import ColumnType
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    type: ColumnType
+    typmod: int
+    identity: bool
+    """Part of the replica identity: present in an old key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    oid: int
+    schema: str
+    name: str
+    identity: str
+    """pg_class.relreplident: d(efault), n(othing), f(ull), i(ndex)."""
+    columns: tuple[Column, ...]
+    key: tuple[int, ...]
+    """Positions in `columns` of the primary key, else of the identity index; empty without a key."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "oid": self.oid,
+            "schema": self.schema,
+            "name": self.name,
+            "identity": self.identity,
+            "columns": [
+                {"name": c.name, "type": c.type.to_json(), "typmod": c.typmod, "id": c.identity}
+                for c in self.columns
+            ],
+            "key": list(self.key),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Relation:
+        return cls(
+            oid=value["oid"],
+            schema=value["schema"],
+            name=value["name"],
+            identity=value["identity"],
+            columns=tuple(
+                Column(c["name"], ColumnType.from_json(c["type"]), c["typmod"], c["id"])
+                for c in value["columns"]
+            ),
+            key=tuple(value["key"]),
+        )

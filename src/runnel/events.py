@@ -1,0 +1,24 @@
+"""What a child process tells its supervisor: one JSON object a line on the file descriptor named by
+`RUNNEL_EVENTS_FD`. Without it (a process started by hand) nothing is written here.
+
+`who` is "capture" or a pipeline's name. Kinds: `state` (state, why, error, hint), `progress`
+(lsn, changes, rate, lag_bytes, lag_seconds), `done` (a bound such as --once was reached).
+Events are for showing and supervising; nothing that must survive a crash depends on them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+
+def emit(kind: str, who: str, **fields: Any) -> None:
+    fd = os.environ.get("RUNNEL_EVENTS_FD")
+    if fd is None:
+        return
+    line = json.dumps({"event": kind, "who": who, **fields}, default=str) + "\n"
+    try:
+        os.write(int(fd), line.encode())  # one write below PIPE_BUF is atomic
+    except OSError:
+        return  # the supervisor is gone; the parent-death signal ends this process

@@ -1,0 +1,139 @@
+"""The sink's Protocol: where a pipeline writes, what it can promise, and who commits.
+
+A sink has two halves. The *driver* half (`Sink`) lives in the pipeline's own process: it owns the
+target's position and publishes. The *task* half (`Writer`) is made anew for each attempt of each
+task, decodes nothing, sees windows in commit order, and never publishes under the staged plan.
+Between them go receipts: small JSON values, one per task.
+
+What must hold, for every sink (tests/contract/sinks.py proves it):
+- `commit` of (start, end] compares the target's record with `start`: equal, it applies; at or past
+  `end`, it skips and says so; anything else raises `Refused`;
+- a commit that did its work and then failed is repeated without harm;
+- an attempt that is not named by a receipt leaves nothing that a reader sees;
+- accepted is not durable: `commit` returns the LSN up to which the target has it for good, which
+  may lie before the batch's end (a Parquet file still open), never after it;
+- a second owner (higher epoch) takes over; the first one's next commit raises `Refused`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from ..changes.block import Window
+from ..postgres.lsn import Lsn
+from ..progress.position import Position
+
+
+class Plan(StrEnum):
+    """How tasks share a batch."""
+
+    STAGED = "staged"
+    """In parallel, by chunk; tasks stage, the driver publishes what the receipts name."""
+    SINGLE = "single"
+    """One task applies the whole batch in the target's own transaction, with the position."""
+    KEYED = "keyed"
+    """A key is always handled by the same task, in order; writes show at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    plan: Plan
+    holds_position: bool
+    """The target keeps the position in its own commit: exactly once. Else `runnel.progress` does."""
+    guarantee: str
+    """One sentence for users: exactly once, or at least once with (lsn, seq) to drop repeats by."""
+    max_record_bytes: int | None = None
+    upsert: bool = False
+    schema_changes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    start: Lsn
+    end: Lsn
+    first_time: int
+    last_time: int
+    """Commit times (µs since 1970) of its first and last transaction, 0 for an empty batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A change that this sink can never take. The driver stops or makes it a dead letter."""
+
+    lsn: Lsn
+    seq: int
+    table: str
+    key: str | None
+    """The key as JSON text; None: the table has none."""
+    change: str
+    """The change in Runnel's default JSON."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one task did."""
+
+    index: int
+    """The task's number in the batch: receipts sorted by it are in commit order."""
+    changes: int
+    payload: Mapping[str, Any]
+    """The sink's own words from `Writer.finish` to `Sink.commit`; JSON."""
+    rejects: tuple[Reject, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Names one attempt of one task: nothing that two attempts write may collide."""
+
+    start: Lsn
+    end: Lsn
+    index: int
+    attempt: str
+    """Unique over all attempts, runs and machines."""
+
+
+class Writer(Protocol):
+    def write(self, window: Window) -> Sequence[Reject]:
+        """Take a window; give back what can never be taken. Raise for anything a retry can mend."""
+        ...
+
+    def finish(self) -> Mapping[str, Any]:
+        """Everything written is durable where it is staged (or applied): the receipt's payload."""
+        ...
+
+    def abort(self) -> None:
+        """Clean up after a failed attempt, as far as possible. May not raise."""
+        ...
+
+
+class Sink(Protocol):
+    capabilities: Capabilities
+
+    def open(self, position: Position) -> Position:
+        """Become the owner. `position` is what `runnel.progress` knows, with this owner's epoch.
+        Gives back the authority: the target's own record if it holds one (under the new epoch), else
+        `position`. Removes what an earlier owner left uncommitted. `Refused` if the target belongs
+        to another lineage or a later owner."""
+        ...
+
+    def task(self) -> Mapping[str, Any]:
+        """What `writer()` of this sink's module needs in a task: JSON, without secrets."""
+        ...
+
+    def commit(self, batch: Batch, receipts: Sequence[Receipt]) -> Lsn:
+        """Publish; see the rules above. Returns the durable LSN."""
+        ...
+
+    def tick(self) -> Lsn:
+        """Called about once a second between batches: close what is old enough. The durable LSN."""
+        ...
+
+    def flush(self) -> Lsn:
+        """Make everything accepted durable and readable (end of `--once`, stop)."""
+        ...
+
+    def close(self) -> None: ...
