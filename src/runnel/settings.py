@@ -1,0 +1,110 @@
+"""The base of everything a user configures: the frozen model, and the kinds of values it is made of.
+
+Sits below `config` and `sinks`, so that a sink's settings can be described without loading either.
+What comes in is what YAML, an environment variable or a flag can hold (text or numbers); what goes
+out is an int of bytes, a float of seconds, an absolute path, a secret that does not print itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, SecretStr, WithJsonSchema
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
+    )
+
+
+class SinkSettings(Settings):
+    """What every sink's settings have: a `type`, and the place that only one pipeline may write to."""
+
+    def place(self) -> str | None:
+        """Names what this pipeline writes to; equal names are refused. None: it may be shared."""
+        return None
+
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SIZE_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "tb": 1000**4,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+}
+_TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_size(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    unit = _SIZE_UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError("expected a size such as 64MiB, 1GB or a number of bytes")
+    return int(float(match[1]) * unit)
+
+
+def parse_duration(value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
+        return float(value)
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    unit = _TIME_UNITS.get(match[2].lower() or "s") if match else None
+    if match is None or unit is None:
+        raise ValueError("expected a duration such as 200ms, 5s, 10m, 1h, 7d or a number of seconds")
+    return float(match[1]) * unit
+
+
+def show_size(value: int) -> str | int:
+    """The shortest exact form: 8MiB rather than 8388608."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        factor = _SIZE_UNITS[unit.lower()]
+        if value and value % factor == 0:
+            return f"{value // factor}{unit}"
+    return value
+
+
+def absolute(value: Any) -> str:
+    """A local path seen from where the command was started; URLs of other file systems stay."""
+    text = str(value) if isinstance(value, str | os.PathLike) else ""
+    if not text.strip():
+        raise ValueError("expected a path or URL")
+    if text.startswith("file://"):
+        text = text.removeprefix("file://").removeprefix("localhost")
+    elif "://" in text:
+        return text.rstrip("/")
+    return os.path.abspath(os.path.expanduser(text))
+
+
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    WithJsonSchema({"type": ["integer", "string"], "title": "size", "examples": ["64MiB", "1GB", 4096]}),
+]
+"""Bytes."""
+
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    WithJsonSchema({"type": ["number", "string"], "title": "duration", "examples": ["200ms", "5s", "1h"]}),
+]
+"""Seconds."""
+
+Path = Annotated[str, BeforeValidator(absolute), WithJsonSchema({"type": "string", "title": "path or URL"})]
+"""Absolute, or a URL."""
+
+Secret = Annotated[
+    SecretStr,
+    PlainSerializer(lambda secret: "********", return_type=str),
+    WithJsonSchema({"type": "string", "title": "secret", "writeOnly": True}),
+]
+"""Shown as stars, in errors and dumps too; `.get_secret_value()` where it is used."""

@@ -1,0 +1,1 @@
+"""The `files` sink: JSON lines, CSV or Parquet in a directory."""

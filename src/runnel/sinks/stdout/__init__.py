@@ -1,0 +1,1 @@
+"""The `stdout` sink: one JSON line per change on standard output."""

@@ -1,0 +1,19 @@
+"""Settings of the `stdout` sink."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ...settings import SinkSettings
+
+
+class StdoutSettings(SinkSettings):
+    """One JSON object a line on standard output."""
+
+    type: Literal["stdout"] = "stdout"
+    """Chooses this sink."""
+    format: Literal["jsonl"] = "jsonl"
+    """How changes are written: one JSON object a line."""
+
+    def place(self) -> str:
+        return "standard output"
