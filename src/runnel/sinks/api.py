@@ -136,4 +136,9 @@ class Sink(Protocol):
         """Make everything accepted durable and readable (end of `--once`, stop)."""
         ...
 
+    def reposition(self, lsn: Lsn) -> None:
+        """For a replay, after `open`: the target's record says `lsn` from now on, on purpose. What is
+        written stays; what follows `lsn` is written again. Nothing to do without a record."""
+        ...
+
     def close(self) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ...settings import SinkSettings
+from ...settings import SinkSettings, Size
 
 
 class StdoutSettings(SinkSettings):
@@ -14,6 +14,8 @@ class StdoutSettings(SinkSettings):
     """Chooses this sink."""
     format: Literal["jsonl"] = "jsonl"
     """How changes are written: one JSON object a line."""
+    max_record_bytes: Size | None = None
+    """A change whose line is longer is rejected (`on_error` decides). By default there is no limit."""
 
     def place(self) -> str:
         return "standard output"
