@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from runnel.postgres.types import ColumnType, Shape, builtin
+
+
+def test_built_in_types_are_known_without_a_query() -> None:
+    assert builtin(23) == ColumnType(23, "int4", Shape.NUMBER)
+    assert builtin(16) == ColumnType(16, "bool", Shape.BOOLEAN)
+    assert builtin(3802) == ColumnType(3802, "jsonb", Shape.JSON)
+    assert builtin(2950) == ColumnType(2950, "uuid", Shape.TEXT)
+    assert builtin(16384) is None
+
+
+def test_an_array_knows_its_element_and_delimiter() -> None:
+    integers, boxes = builtin(1007), builtin(1020)
+    assert integers == ColumnType(1007, "_int4", Shape.ARRAY, builtin(23), ",")
+    assert boxes is not None
+    assert boxes.delimiter == ";"
+
+
+def test_vectors_and_points_are_text_though_they_have_elements() -> None:
+    assert [builtin(oid).shape for oid in (22, 30, 600)] == [Shape.TEXT] * 3  # type: ignore[union-attr]
+
+
+def test_a_type_survives_json() -> None:
+    for oid in (23, 1007, 1020, 3807):
+        known = builtin(oid)
+        assert known is not None
+        assert ColumnType.from_json(known.to_json()) == known
