@@ -1,0 +1,134 @@
+"""Ordinary connections to Postgres: any libpq URL in, a connection with known settings out.
+
+TLS, passwords (`.pgpass`, service files, `PG*` variables) and several hosts are libpq's business and
+work as its manual says. What must hold: a dead peer is noticed within a minute on both sides (an
+owner's advisory lock must fall with its machine); no setting of the role or database changes what a
+query means or ends an idle session; no error ever shows a password.
+"""
+
+from __future__ import annotations
+
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import conninfo
+from psycopg.rows import TupleRow
+
+from ..errors import Kind, RunnelError
+
+Connection = psycopg.Connection[TupleRow]
+
+_PARAMETERS: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""Only where the URL does not say otherwise."""
+
+SESSION: tuple[tuple[LiteralString, LiteralString], ...] = (
+    # how values look as text, so that they never depend on the role or the database
+    ("datestyle", "ISO"),
+    ("timezone", "UTC"),
+    ("intervalstyle", "postgres"),
+    ("extra_float_digits", "3"),
+    ("bytea_output", "hex"),
+    ("client_encoding", "UTF8"),
+    # names are always written with their schema; nobody's function can stand in for a built-in one
+    ("search_path", ""),
+    # a session that holds an advisory lock is idle by nature
+    ("statement_timeout", "0"),
+    ("lock_timeout", "0"),
+    ("idle_in_transaction_session_timeout", "0"),
+    ("default_transaction_isolation", "read committed"),
+    # a position that was stored must survive a crash of the server: the slot moves because of it
+    ("synchronous_commit", "on"),
+    ("tcp_keepalives_idle", "20"),
+    ("tcp_keepalives_interval", "10"),
+    ("tcp_keepalives_count", "3"),
+)
+_SESSION_14: tuple[tuple[LiteralString, LiteralString], ...] = (("idle_session_timeout", "0"),)
+
+_HINTS: tuple[tuple[str, str, Kind], ...] = (
+    ("password authentication failed", "check user and password in the URL", Kind.FAILED),
+    ("no password supplied", "give a password in the URL, ~/.pgpass or PGPASSWORD", Kind.FAILED),
+    ("no pg_hba.conf entry", "add a line for this user, database and address to pg_hba.conf", Kind.FAILED),
+    ("does not exist", "check the database and user in the URL", Kind.FAILED),
+    ("certificate", "check sslmode, sslrootcert and the host's name in the URL", Kind.FAILED),
+    ("SSL", "check sslmode in the URL and ssl on the server", Kind.FAILED),
+    ("permission denied", "GRANT CONNECT ON DATABASE to this user", Kind.FAILED),
+    ("not permitted to log in", "ALTER ROLE … LOGIN", Kind.FAILED),
+    ("too many", "free connections or raise max_connections", Kind.TRANSIENT),
+    ("remaining connection slots", "free connections or raise max_connections", Kind.TRANSIENT),
+    ("starting up", "the server is starting; wait a moment", Kind.TRANSIENT),
+    ("shutting down", "the server is stopping; start it again", Kind.TRANSIENT),
+    ("recovery mode", "the server is recovering; wait a moment", Kind.TRANSIENT),
+    ("translate host name", "check the host in the URL", Kind.TRANSIENT),
+    ("resolve host", "check the host in the URL", Kind.TRANSIENT),
+    ("refused", "is the server running there, and does listen_addresses include it?", Kind.TRANSIENT),
+    ("timeout", "is the host reachable from here (firewall, network)?", Kind.TRANSIENT),
+)
+
+
+def connect(url: str, application: str) -> Connection:
+    """An autocommit connection. `application` is what pg_stat_activity shows."""
+    parameters = parse_url(url)
+    for name, value in _PARAMETERS.items():
+        parameters.setdefault(name, value)
+    parameters.setdefault("application_name", application)
+    try:
+        connection = psycopg.connect(**parameters, autocommit=True)
+    except psycopg.Error as error:
+        raise connect_error(error, url) from None
+    settings = SESSION
+    if connection.info.server_version >= 140_000:
+        settings += _SESSION_14
+    calls = ", ".join(["pg_catalog.set_config(%s, %s, false)"] * len(settings))
+    try:
+        connection.execute(f"SELECT {calls}".encode(), [part for pair in settings for part in pair])
+    except psycopg.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def parse_url(url: str) -> dict[str, Any]:
+    try:
+        return dict(conninfo.conninfo_to_dict(url))
+    except psycopg.Error:
+        # libpq's own message may repeat the part it did not understand: a password, for one
+        raise RunnelError(
+            "the Postgres URL cannot be read",
+            hint="expected postgresql://user:password@host:5432/database?sslmode=…; "
+            "percent-encode special characters in the password",
+            kind=Kind.USAGE,
+        ) from None
+
+
+def where(url: str) -> str:
+    """The URL for people: user, host, port and database, nothing else."""
+    try:
+        found = parse_url(url)
+    except RunnelError:
+        return "postgresql://…"
+    host = found.get("host") or found.get("hostaddr") or "local socket"
+    port = f":{found['port']}" if found.get("port") else ""
+    user = f"{found['user']}@" if found.get("user") else ""
+    return f"postgresql://{user}{host}{port}/{found.get('dbname') or ''}"
+
+
+def connect_error(error: psycopg.Error, url: str) -> RunnelError:
+    """What libpq said when it could not connect, in one line, without secrets, with a remedy."""
+    text = " ".join(str(error).split())
+    for secret in ("password", "sslpassword", "passfile"):
+        value = parse_url(url).get(secret)
+        if value:
+            text = text.replace(str(value), "***")
+    for part, hint, kind in _HINTS:
+        if part in text:
+            return RunnelError(f"cannot connect to {where(url)}: {text}", hint=hint, kind=kind)
+    return RunnelError(
+        f"cannot connect to {where(url)}: {text}", hint="check the URL and the server", kind=Kind.TRANSIENT
+    )

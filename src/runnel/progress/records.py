@@ -1,0 +1,56 @@
+"""The rows of Runnel's state, as plain values."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ..log.api import Lineage
+from ..postgres.lsn import Lsn
+from .position import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    name: str
+    id: uuid.UUID
+    slot: str
+    publication: str
+    lineage: Lineage
+    consistent_lsn: Lsn
+    """Where the slot began; 0 while it is being made (`init` was interrupted): see `complete`."""
+    capture_epoch: int
+    former: tuple[Lineage, ...] = ()
+    """Lineages of before a failover or an upgrade: a position under one of them is still ours."""
+    state: str = "stopped"
+    error: str | None = None
+    detail: Any = None
+
+    @property
+    def complete(self) -> bool:
+        return self.consistent_lsn > 0
+
+    def owns(self, lineage: Lineage) -> bool:
+        """Is a position or chunk of this lineage ours? The timeline alone does not make it foreign."""
+        return any(
+            (lineage.system_id, lineage.slot) == (known.system_id, known.slot)
+            for known in (self.lineage, *self.former)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRow:
+    name: str
+    position: Position
+    changes: int
+    state: str
+    """As last written; believe it only if `State.owner` finds somebody."""
+    error: str | None
+    paused: bool
+    updated_at: datetime
+    detail: Any = None
+    last_changes: int = 0
+    last_seconds: float = 0.0
+    """Changes of the last stored batch, and the time since the one before: a rate."""

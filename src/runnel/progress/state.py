@@ -1,0 +1,441 @@
+"""Runnel's state in schema `runnel`: the subscription, each pipeline's position, dead letters, owners.
+
+What comes in: claims, positions and states from the processes that own capture and pipelines. What
+goes out: where to begin, who lives, what is wrong. One `State` is one connection (autocommit) to the
+state database and speaks for one subscription; it may be shared by threads.
+
+What must hold:
+- an owner holds a session advisory lock and an epoch. While it lives a second one is `Refused`, by
+  name; when it is gone the second gets epoch + 1 and the first one's next store is `Refused`;
+- rows are written when something changed, never as a heartbeat: an idle source stays idle;
+- a lost connection raises `psycopg.OperationalError`: make a new `State` and claim again.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+from psycopg.types.json import Jsonb
+
+from ..errors import Refused, RunnelError
+from ..log.api import Lineage
+from ..postgres.connect import Connection, connect
+from ..postgres.lsn import Lsn
+from . import letters, owners, schema
+from .letters import Letter, Rejected
+from .owners import Owner
+from .position import VERSION, Position
+from .records import PipelineRow, Subscription
+
+CAPTURE = "capture"
+"""`who` of capture; no pipeline may have this name."""
+
+CLAIM_WAIT = 5.0
+"""Seconds to wait for a lock whose owner was just killed: its server process needs a moment to notice."""
+
+
+class State:
+    def __init__(self, connection: Connection, name: str) -> None:
+        self.connection = connection
+        self.name = name
+        self._epochs: dict[str, int] = {}
+        self._written: dict[str, tuple[str, str | None, Any]] = {}
+        # psycopg lets threads share a connection, but a transaction would mix their statements
+        self._lock = threading.RLock()
+
+    @classmethod
+    def connect(cls, url: str, name: str, application: str = "") -> Self:
+        """`application` tells others who holds a claim: by default host and command."""
+        return cls(connect(url, application or f"runnel {name} on {socket.gethostname()}"[:63]), name)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # the schema
+
+    def installed(self) -> bool:
+        with self._lock:
+            version = schema.version(self.connection)
+            schema.check_version(version)
+            return version == len(schema.MIGRATIONS)
+
+    def install(self) -> None:
+        with self._lock:
+            schema.install(self.connection)
+
+    def uninstall(self) -> bool:
+        """Forget this subscription; drop the schema with the last one. True: nothing is left."""
+        with self._lock, self.connection.transaction():
+            if schema.version(self.connection) is None:
+                schema.uninstall(self.connection)
+                return True
+            self.connection.execute("LOCK TABLE runnel.subscription IN ACCESS EXCLUSIVE MODE")
+            self.connection.execute("DELETE FROM runnel.subscription WHERE name = %s", [self.name])
+            left = self.connection.execute("SELECT count(*) FROM runnel.subscription").fetchone()
+            if left is not None and left[0]:
+                return False
+            schema.uninstall(self.connection)
+            return True
+
+    # the subscription
+
+    def subscription(self) -> Subscription | None:
+        with self._lock:
+            if not self.installed():
+                return None
+            row = self.connection.execute(
+                "SELECT name, id, slot, publication, system_id, timeline, consistent_lsn::text, epoch,"
+                " former, state, error, detail FROM runnel.subscription WHERE name = %s",
+                [self.name],
+            ).fetchone()
+        if row is None:
+            return None
+        name, id_, slot, publication, system_id, timeline, lsn, epoch, former, state, error, detail = row
+        return Subscription(
+            name,
+            id_,
+            slot,
+            publication,
+            Lineage(system_id, timeline, slot),
+            Lsn.parse(lsn) if lsn else Lsn(0),
+            epoch,
+            tuple(Lineage.from_json(value) for value in former),
+            state,
+            error,
+            detail,
+        )
+
+    def create_subscription(
+        self, id_: uuid.UUID, slot: str, publication: str, system_id: str, timeline: int
+    ) -> Subscription:
+        """Note the intent, before anything exists at the source; what is noted already stays."""
+        with self._lock:
+            self.connection.execute(
+                "INSERT INTO runnel.subscription (name, id, slot, publication, system_id, timeline)"
+                " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+                [self.name, id_, slot, publication, system_id, timeline],
+            )
+        subscription = self.subscription()
+        assert subscription is not None  # noqa: S101 - the row above
+        return subscription
+
+    def complete_subscription(self, consistent: Lsn, pipelines: Iterable[str]) -> None:
+        """The slot exists: from here on the subscription counts, with these pipelines at its start."""
+        with self._lock, self.connection.transaction():
+            self.connection.execute(
+                "UPDATE runnel.subscription SET consistent_lsn = %s"
+                " WHERE name = %s AND consistent_lsn IS NULL",
+                [str(consistent), self.name],
+            )
+            for pipeline in pipelines:
+                self.register(pipeline, consistent)
+
+    def change_lineage(self, lineage: Lineage, *, base: Lsn | None = None) -> None:
+        """Go on under another timeline (a clean failover) or system (`init --accept-server`); positions
+        of before stay ours. `base`: where the slot begins on the new system."""
+        with self._lock:
+            self.connection.execute(
+                "UPDATE runnel.subscription SET former = former || jsonb_build_object("
+                " 'system_id', system_id, 'timeline', timeline, 'slot', slot),"
+                " system_id = %(system_id)s, timeline = %(timeline)s,"
+                " consistent_lsn = coalesce(%(base)s::pg_lsn, consistent_lsn)"
+                " WHERE name = %(name)s AND (system_id, timeline) <> (%(system_id)s, %(timeline)s)",
+                {
+                    "name": self.name,
+                    "system_id": lineage.system_id,
+                    "timeline": lineage.timeline,
+                    "base": None if base is None else str(base),
+                },
+            )
+
+    def known(self) -> Subscription:
+        """The subscription, complete, or an error that says how to make it."""
+        subscription = self.subscription()
+        if subscription is None or not subscription.complete:
+            what = "does not exist" if subscription is None else "is half made"
+            raise RunnelError(f"subscription {self.name!r} {what}", hint="runnel init")
+        return subscription
+
+    # owners
+
+    def claim_capture(self, wait: float = CLAIM_WAIT) -> int:
+        """Own capture as long as this connection lives. Returns the epoch."""
+        self._claim(CAPTURE, f"capture of {self.name!r}", wait)
+        return self._epochs[CAPTURE]
+
+    def claim_pipeline(self, pipeline: str, wait: float = CLAIM_WAIT) -> Position:
+        """Own a pipeline as long as this connection lives. Returns its position under the new epoch."""
+        self._claim(pipeline, f"pipeline {pipeline!r}", wait)
+        return self._row(pipeline).position
+
+    def release(self, who: str) -> None:
+        with self._lock:
+            if self._epochs.pop(who, None) is not None:
+                owners.unlock(self.connection, owners.key(self.name, who))
+            self._written.pop(who, None)
+
+    def owner(self, who: str) -> Owner | None:
+        """Who holds the lock of capture or of a pipeline now; None: nobody, it is stopped."""
+        with self._lock:
+            return owners.holder(self.connection, owners.key(self.name, who))
+
+    def _claim(self, who: str, what: str, wait: float) -> None:
+        deadline = time.monotonic() + wait
+        while not self._try_lock(who):
+            if time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+            owner = self.owner(who)
+            if owner is None:  # it left between the two looks
+                continue
+            raise Refused(
+                f"{what} is already running: {owner}",
+                hint="stop the other one, or wait until it ends; if its machine is gone: "
+                f"SELECT pg_terminate_backend({owner.pid})",
+            )
+        with self._lock:
+            if who == CAPTURE:
+                row = self.connection.execute(
+                    "UPDATE runnel.subscription SET epoch = epoch + 1 WHERE name = %s RETURNING epoch",
+                    [self.name],
+                ).fetchone()
+            else:
+                row = self.connection.execute(
+                    "UPDATE runnel.progress SET epoch = epoch + 1"
+                    " WHERE subscription = %s AND pipeline = %s RETURNING epoch",
+                    [self.name, who],
+                ).fetchone()
+            if row is None:
+                owners.unlock(self.connection, owners.key(self.name, who))
+                raise RunnelError(f"{what} is not known to the state", hint="runnel init")
+            self._epochs[who] = int(row[0])
+
+    def _try_lock(self, who: str) -> bool:
+        with self._lock:
+            if who in self._epochs:  # advisory locks are counted: one is enough
+                return True
+            return owners.try_lock(self.connection, owners.key(self.name, who))
+
+    # pipelines
+
+    def pipelines(self) -> dict[str, PipelineRow]:
+        return {row.name: row for row in self._rows(None)}
+
+    def register(self, pipeline: str, lsn: Lsn) -> bool:
+        """A pipeline that is not known yet begins at `lsn`. False: it is known and stays where it is."""
+        if pipeline == CAPTURE:
+            raise RunnelError(f"a pipeline may not be called {CAPTURE!r}", hint="choose another name")
+        with self._lock:
+            done = self.connection.execute(
+                "INSERT INTO runnel.progress"
+                " (subscription, pipeline, version, system_id, timeline, slot, lsn)"
+                " SELECT name, %s, %s, system_id, timeline, slot, %s"
+                " FROM runnel.subscription WHERE name = %s"
+                " ON CONFLICT DO NOTHING",
+                [pipeline, VERSION, str(lsn), self.name],
+            )
+            return done.rowcount == 1
+
+    def remove(self, pipeline: str) -> None:
+        """Retire a pipeline: its position no longer holds the slot; its letters go with it."""
+        self._row(pipeline)
+        with self._unowned(pipeline), self.connection.transaction():
+            for table in ("dead_letters", "parked", "progress"):
+                self.connection.execute(
+                    f"DELETE FROM runnel.{table} WHERE subscription = %s AND pipeline = %s".encode(),  # noqa: S608
+                    [self.name, pipeline],
+                )
+
+    def pause(self, pipeline: str) -> None:
+        self._set_paused(pipeline, True)
+
+    def resume(self, pipeline: str) -> None:
+        self._set_paused(pipeline, False)
+
+    def reposition(self, pipeline: str, lsn: Lsn) -> None:
+        """Begin again at `lsn` (replay). Only while nobody else owns the pipeline."""
+        self._row(pipeline)
+        with self._unowned(pipeline):
+            row = self.connection.execute(
+                "UPDATE runnel.progress SET lsn = %s, epoch = epoch + 1, updated_at = now()"
+                " WHERE subscription = %s AND pipeline = %s RETURNING epoch",
+                [str(lsn), self.name, pipeline],
+            ).fetchone()
+            if row is not None and pipeline in self._epochs:
+                self._epochs[pipeline] = int(row[0])
+
+    def store_position(self, pipeline: str, position: Position, changes: int = 0) -> None:
+        """The pipeline is durable up to `position.lsn`. Compare-and-set on the owner's epoch."""
+        with self._lock:
+            done = self.connection.execute(
+                "UPDATE runnel.progress SET lsn = %s, tables = %s, system_id = %s, timeline = %s,"
+                " slot = %s, changes = changes + %s, last_changes = %s,"
+                " last_seconds = extract(epoch FROM now() - updated_at), updated_at = now()"
+                " WHERE subscription = %s AND pipeline = %s AND epoch = %s",
+                [
+                    str(position.lsn),
+                    Jsonb(position.tables),
+                    position.lineage.system_id,
+                    position.lineage.timeline,
+                    position.lineage.slot,
+                    changes,
+                    changes,
+                    self.name,
+                    pipeline,
+                    position.epoch,
+                ],
+            )
+        if done.rowcount != 1:
+            rows = self._rows(pipeline)
+            raise Refused(
+                f"pipeline {pipeline!r} was taken over by another owner (epoch {rows[0].position.epoch},"
+                f" this one has {position.epoch})"
+                if rows
+                else f"pipeline {pipeline!r} was removed while it ran",
+                hint="only one process may run a pipeline; stop this one",
+            )
+
+    def set_state(self, who: str, state: str, *, error: str | None = None, detail: Any = None) -> None:
+        """What `status` shows of capture or of a pipeline. Written only if it differs from the last."""
+        with self._lock:
+            if self._written.get(who) == (state, error, detail):
+                return
+            values = {
+                "name": self.name,
+                "pipeline": who,
+                "state": state,
+                "error": error,
+                "detail": None if detail is None else Jsonb(detail),
+                "epoch": self._epochs.get(who),
+            }
+            if who == CAPTURE:
+                self.connection.execute(
+                    "UPDATE runnel.subscription SET state = %(state)s, error = %(error)s,"
+                    " detail = %(detail)s, state_at = now() WHERE name = %(name)s"
+                    " AND (%(epoch)s::bigint IS NULL OR epoch = %(epoch)s)"
+                    " AND (state, error, detail) IS DISTINCT FROM"
+                    " (%(state)s::text, %(error)s::text, %(detail)s::jsonb)",
+                    values,
+                )
+            else:
+                self.connection.execute(
+                    "UPDATE runnel.progress SET state = %(state)s, error = %(error)s, detail = %(detail)s"
+                    " WHERE subscription = %(name)s AND pipeline = %(pipeline)s"
+                    " AND (%(epoch)s::bigint IS NULL OR epoch = %(epoch)s)"
+                    " AND (state, error, detail) IS DISTINCT FROM"
+                    " (%(state)s::text, %(error)s::text, %(detail)s::jsonb)",
+                    values,
+                )
+            self._written[who] = (state, error, detail)
+
+    # dead letters
+
+    def store_letters(self, pipeline: str, rejects: Iterable[Rejected]) -> None:
+        with self._lock:
+            letters.store(self.connection, self.name, pipeline, rejects)
+
+    def park(self, pipeline: str, rejects: Iterable[Rejected | tuple[str, str | None]]) -> None:
+        """Park the (table, key) of each; a key that a parked row moves to is given as such a pair."""
+        keys = [r if isinstance(r, tuple) else (r.table, r.key) for r in rejects]
+        with self._lock:
+            letters.park(self.connection, self.name, pipeline, keys)
+
+    def parked(self, pipeline: str) -> list[tuple[str, str | None]]:
+        with self._lock:
+            return letters.parked(self.connection, self.name, pipeline)
+
+    def letters(
+        self,
+        pipeline: str | None = None,
+        *,
+        table: str | None = None,
+        key: str | None = None,
+        by_key: bool = True,
+        limit: int | None = None,
+    ) -> list[Letter]:
+        """Ordered by table, key, lsn, seq; with `by_key=False` by lsn, seq (the order to replay in where
+        keys changed: a row's letters then stand under several keys)."""
+        with self._lock:
+            return letters.find(
+                self.connection, self.name, pipeline, table=table, key=key, by_key=by_key, limit=limit
+            )
+
+    def letter_counts(self) -> dict[str, int]:
+        with self._lock:
+            return letters.counts(self.connection, self.name)
+
+    def drop_letters(
+        self,
+        pipeline: str,
+        *,
+        table: str | None = None,
+        key: str | None = None,
+        at: Sequence[tuple[Lsn, int]] | None = None,
+    ) -> int:
+        with self._lock:
+            return letters.drop(self.connection, self.name, pipeline, table=table, key=key, at=at)
+
+    # inner parts
+
+    def _rows(self, pipeline: str | None) -> list[PipelineRow]:
+        with self._lock:
+            found = self.connection.execute(
+                "SELECT pipeline, version, system_id, timeline, slot, epoch, lsn::text, tables, changes,"
+                " state, error, paused, updated_at, detail, last_changes, last_seconds FROM runnel.progress"
+                " WHERE subscription = %(name)s AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)"
+                " ORDER BY pipeline",
+                {"name": self.name, "pipeline": pipeline},
+            ).fetchall()
+        rows = []
+        for name, version, system_id, timeline, slot, epoch, lsn, tables, *rest in found:
+            lineage = {"system_id": system_id, "timeline": timeline, "slot": slot}
+            record = {"version": version, "lineage": lineage, "epoch": epoch, "lsn": lsn, "tables": tables}
+            rows.append(PipelineRow(name, Position.from_json(record), *rest))
+        return rows
+
+    def _row(self, pipeline: str) -> PipelineRow:
+        rows = self._rows(pipeline)
+        if not rows:
+            known = ", ".join(self.pipelines()) or "none"
+            raise RunnelError(
+                f"pipeline {pipeline!r} is not known to the state (known: {known})",
+                hint="check its name; `runnel init` registers what the configuration has",
+            )
+        return rows[0]
+
+    def _set_paused(self, pipeline: str, paused: bool) -> None:
+        self._row(pipeline)
+        with self._lock:
+            self.connection.execute(
+                "UPDATE runnel.progress SET paused = %(paused)s"
+                " WHERE subscription = %(name)s AND pipeline = %(pipeline)s AND paused <> %(paused)s",
+                {"paused": paused, "name": self.name, "pipeline": pipeline},
+            )
+
+    @contextmanager
+    def _unowned(self, pipeline: str) -> Iterator[None]:
+        """Nobody else owns the pipeline, and nobody can claim it, inside this block."""
+        with self._lock:
+            mine = pipeline in self._epochs
+            if not self._try_lock(pipeline):
+                raise Refused(
+                    f"pipeline {pipeline!r} is running: {self.owner(pipeline)}",
+                    hint="stop it first (`runnel run` with it, or `runnel pipeline`)",
+                )
+            try:
+                yield
+            finally:
+                if not mine and not self.connection.closed:
+                    owners.unlock(self.connection, owners.key(self.name, pipeline))
