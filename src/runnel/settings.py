@@ -11,17 +11,37 @@ import os
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, SecretStr, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    SecretStr,
+    SerializationInfo,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from .redaction import MASK, redact, remember
 
 
 class Settings(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        validate_by_name=True,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
     )
 
 
 class SinkSettings(Settings):
     """What every sink's settings have: a `type`, and the place that only one pipeline may write to."""
+
+    type: str
+    """Chooses the sink."""
 
     def place(self) -> str | None:
         """Names what this pipeline writes to; equal names are refused. None: it may be shared."""
@@ -102,9 +122,71 @@ Duration = Annotated[
 Path = Annotated[str, BeforeValidator(absolute), WithJsonSchema({"type": "string", "title": "path or URL"})]
 """Absolute, or a URL."""
 
+
+def invalid(message: str, hint: str, *, at: str | int | None = None) -> PydanticCustomError:
+    """What a validator raises: both lines reach the user, with the file's line and the field. `at`: the
+    key or index inside the validated value that is wrong."""
+    # A template would treat braces in the message as placeholders: hand the text over as a value.
+    return PydanticCustomError("runnel", "{message}", {"message": message, "hint": hint, "at": at})
+
+
+REVEAL = {"reveal": True}
+"""Serialization context for the one file that must hold secrets (mode 0600, see `write_effective`)."""
+
+
+def _show_secret(secret: SecretStr, info: SerializationInfo) -> str:
+    return secret.get_secret_value() if info.context == REVEAL else MASK
+
+
+def _show_url(secret: SecretStr, info: SerializationInfo) -> str:
+    text = secret.get_secret_value()
+    return text if info.context == REVEAL else redact(text)
+
+
+def _remember(secret: SecretStr) -> SecretStr:
+    remember(secret.get_secret_value())
+    return secret
+
+
+def _postgres_url(secret: SecretStr) -> SecretStr:
+    text = secret.get_secret_value()
+    if "://" in text and not text.startswith(("postgres://", "postgresql://")):
+        scheme = text.partition("://")[0]
+        raise invalid(f"{scheme}:// is not a Postgres URL", "write postgresql://user@host:5432/database")
+    if "://" not in text and "=" not in text:
+        raise invalid("not a Postgres URL", "write postgresql://user@host:5432/database")
+    import psycopg.conninfo
+
+    try:
+        remember(str(psycopg.conninfo.conninfo_to_dict(text).get("password") or ""))
+    except psycopg.Error as error:
+        # libpq quotes what it does not understand, which may be a piece of a password: of its words
+        # only those are repeated that name an option.
+        said = str(error).strip()
+        named = (
+            said if said.startswith(("invalid URI query parameter", "invalid connection option")) else ""
+        )
+        raise invalid(
+            "libpq cannot read this URL" + (f": {named}" if named else ""),
+            "in a URL, characters such as @ : / % in a password are written as %40 %3A %2F %25",
+        ) from None
+    return secret
+
+
 Secret = Annotated[
     SecretStr,
-    PlainSerializer(lambda secret: "********", return_type=str),
+    AfterValidator(_remember),
+    PlainSerializer(_show_secret, return_type=str),
     WithJsonSchema({"type": "string", "title": "secret", "writeOnly": True}),
 ]
 """Shown as stars, in errors and dumps too; `.get_secret_value()` where it is used."""
+
+PostgresUrl = Annotated[
+    SecretStr,
+    AfterValidator(_postgres_url),
+    PlainSerializer(_show_url, return_type=str),
+    WithJsonSchema(
+        {"type": "string", "title": "Postgres URL", "examples": ["postgresql://me@localhost/shop"]}
+    ),
+]
+"""Anything libpq connects with, a URL or `key=value` pairs; its password is shown as stars."""

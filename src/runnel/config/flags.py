@@ -1,0 +1,52 @@
+"""A sink on the command line: `stdout`, `files,path=out,format=csv`, `file:///data/out?format=csv`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from ..errors import UsageError
+from ..sinks.registry import SINKS
+from .problems import nearest
+
+_PAIR = re.compile(r',\s*([A-Za-z_]\w*)\s*=\s*("(?:[^"]|"")*"|[^,]*)')
+
+
+def sink_from_flag(text: str) -> dict[str, Any]:
+    """A sink's settings as they would stand in the file; `load` checks them."""
+    kind, comma, _ = text.partition(",")
+    if "://" in kind:
+        return _from_url(text)
+    kind = kind.strip()
+    if kind not in SINKS:
+        raise UsageError(
+            f"--sink: {kind!r} is not a sink", hint=f"allowed: {', '.join(SINKS)}{nearest(kind, SINKS)}"
+        )
+    settings: dict[str, Any] = {"type": kind}
+    rest = text[len(text.partition(",")[0]) :] if comma else ""
+    while rest:
+        match = _PAIR.match(rest)
+        if match is None:
+            raise UsageError(
+                f"--sink: cannot read {rest.lstrip(', ')!r}",
+                hint='write type,key=value,key=value; a value with a comma in double quotes: path="a,b"',
+            )
+        value = match[2].strip()
+        settings[match[1]] = value[1:-1].replace('""', '"') if value.startswith('"') else value
+        rest = rest[match.end() :]
+    return settings
+
+
+def _from_url(text: str) -> dict[str, Any]:
+    url = urlsplit(text)
+    for kind, sink in SINKS.items():
+        if url.scheme in sink.schemes:
+            # How a URL maps to settings is the same for all: the part before ? is where, the rest are keys.
+            return {"type": kind, "path": text.partition("?")[0], **dict(parse_qsl(url.query))}
+    schemes = [scheme for sink in SINKS.values() for scheme in sink.schemes]
+    raise UsageError(
+        f"--sink: no sink understands {url.scheme}:// URLs",
+        hint=f"URLs: {', '.join(f'{scheme}://' for scheme in schemes)}; or type,key=value with a type of"
+        f" {', '.join(SINKS)}",
+    )
