@@ -37,6 +37,7 @@ def runnel(*arguments: str, cwd: Path | None = None, **environ: str) -> subproce
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line hands settings down through the environment: each test has its own."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     for name in [name for name in os.environ if name.startswith("RUNNEL_")]:
         del os.environ[name]
     monkeypatch.setattr("runnel.cli.main.setup_logging", lambda *_, **__: None)
@@ -97,7 +98,9 @@ def test_a_quick_answer_loads_nothing_heavy(arguments: list[str]) -> None:
         "from runnel.cli.main import main\n"
         f"main({arguments!r})\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
