@@ -1,0 +1,223 @@
+"""Values whose JSON is not Postgres' text: booleans, NaN, json, arrays, and text to be escaped.
+
+Works on all values of one kind in a window together, whatever their tables, and only changes where
+an element of the `Space` points to. What needs Python runs once per distinct value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..changes.block import U8
+from ..changes.relation import Relation
+from ..postgres.types import ColumnType, Shape
+from .arrays import array_to_json, quote
+from .space import Gathered, Space
+
+Elements = npt.NDArray[Any]
+
+# Built-in types whose text has nothing to escape. By oid: a user's type may have any name.
+_PLAIN = frozenset(
+    (27, 28, 29, 650, 774, 829, 869, 1082, 1083, 1114, 1184, 1186, 1266, 1560, 1562, 2950, 3220, 5069)
+)
+_TRANSLATED = np.arange(256, dtype=np.uint8)
+_TRANSLATED[np.frombuffer(b"{}NUL", np.uint8)] = np.frombuffer(b"[]nul", np.uint8)
+_ESCAPES = (
+    (b"\\", b"\\\\"),
+    (b'"', b'\\"'),
+    (b"\n", b"\\n"),
+    (b"\t", b"\\t"),
+    (b"\r", b"\\r"),
+    (b"\b", b"\\b"),
+    (b"\f", b"\\f"),
+)
+
+
+@dataclass(slots=True)
+class Kinds:
+    """A relation's columns by what has to be done with their values."""
+
+    text: list[int] = field(default_factory=list)
+    boolean: list[int] = field(default_factory=list)
+    inexact: list[int] = field(default_factory=list)
+    """Numbers that may be NaN or infinite."""
+    json: list[int] = field(default_factory=list)
+    single_byte: list[int] = field(default_factory=list)
+    """"char", which before PostgreSQL 16 may hold any byte."""
+    arrays: dict[ColumnType, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, relation: Relation) -> Kinds:
+        kinds = cls()
+        for number, column in enumerate(relation.columns):
+            type = column.type
+            if type.shape is Shape.ARRAY:
+                kinds.arrays.setdefault(type, []).append(number)
+            elif type.shape is Shape.BOOLEAN:
+                kinds.boolean.append(number)
+            elif type.shape is Shape.NUMBER:
+                if type.name in ("float4", "float8", "numeric"):
+                    kinds.inexact.append(number)
+            elif type.shape is Shape.JSON:
+                if type.name != "jsonb":  # jsonb never has a newline between its tokens
+                    kinds.json.append(number)
+            elif type.name == "char":
+                kinds.single_byte.append(number)
+            elif type.oid not in _PLAIN:
+                kinds.text.append(number)
+        return kinds
+
+
+class Rewriter:
+    """Collects elements by kind over all blocks, then rewrites each kind at once."""
+
+    def __init__(self) -> None:
+        self._elements: dict[str, list[Elements]] = {}
+        self._arrays: dict[ColumnType, list[Elements]] = {}
+
+    def collect(self, kinds: Kinds, first: int, rows: int) -> None:
+        """`first`: element of column 0, row 0 of tuples that were added to the space."""
+        row = np.arange(first, first + 2 * rows, 2)
+        for name in ("text", "boolean", "inexact", "json", "single_byte"):
+            if columns := getattr(kinds, name):
+                found = (row + (2 * rows * np.array(columns))[:, None]).ravel()
+                self._elements.setdefault(name, []).append(found)
+        for type, columns in kinds.arrays.items():
+            found = (row + (2 * rows * np.array(columns))[:, None]).ravel()
+            self._arrays.setdefault(type, []).append(found)
+
+    def rewrite(self, space: Space) -> None:
+        for name, work in (
+            ("boolean", _booleans),
+            ("inexact", _not_finite),
+            ("json", _newlines),
+            ("single_byte", _single_bytes),
+            ("text", _escape),
+        ):
+            if name in self._elements:
+                work(space, _present(space, np.concatenate(self._elements[name])))
+        for type, found in self._arrays.items():
+            _arrays(space, _present(space, np.concatenate(found)), type)
+
+
+def _present(space: Space, elements: Elements) -> Elements:
+    """Those with a text that is not empty: NULL and unchanged need nothing, nor does ''."""
+    there = space.offsets[elements + 1] > space.offsets[elements]
+    return elements if there.all() else elements[there]
+
+
+def _point(space: Space, elements: Elements, constant: str) -> None:
+    space.offsets[elements], space.offsets[elements + 1] = space.constant[constant]
+
+
+def _booleans(space: Space, elements: Elements) -> None:
+    true = space.window.buffer[space.offsets[elements]] == ord("t")
+    _point(space, elements[true], "true")
+    _point(space, elements[~true], "false")
+
+
+def _not_finite(space: Space, elements: Elements) -> None:
+    buffer = space.window.buffer
+    odd = buffer[space.offsets[elements + 1] - 1] > ord("9")  # NaN, Infinity and -Infinity end in letters
+    if not odd.any():
+        return
+    elements = elements[odd]
+    first = buffer[space.offsets[elements]]
+    _point(space, elements[first == ord("N")], '"NaN"')
+    _point(space, elements[first == ord("I")], '"Infinity"')
+    _point(space, elements[first == ord("-")], '"-Infinity"')
+
+
+def _hit(found: Gathered, hits: U8) -> npt.NDArray[np.intp]:
+    """Which of the gathered values contain a hit (true per byte)."""
+    value = np.searchsorted(found.relative, np.flatnonzero(hits), side="right") - 1
+    return value[np.flatnonzero(np.diff(value, prepend=-1))]
+
+
+def _newlines(space: Space, elements: Elements) -> None:
+    """Valid json has raw newlines only between tokens: spaces say the same and keep it on one line."""
+    if not len(elements):
+        return
+    found = space.gather(elements)
+    hits = (found.bytes == ord("\n")) | (found.bytes == ord("\r"))
+    if not hits.any():
+        return
+    chosen = _hit(found, hits)
+    values = Gathered(found.array.take(pa.array(chosen)))
+    data = values.bytes.copy()
+    data[(data == ord("\n")) | (data == ord("\r"))] = ord(" ")
+    space.replace(elements[chosen], values.relative, data)
+
+
+def _escape(space: Space, elements: Elements) -> None:
+    if not len(elements):
+        return
+    found = space.gather(elements)
+    data = found.bytes
+    hits = (data < 32) | (data == ord('"')) | (data == ord("\\"))
+    if not hits.any():
+        return
+    chosen = _hit(found, hits)
+    values = found.array.take(pa.array(chosen))
+    escaped = values
+    for raw, safe in _ESCAPES:
+        escaped = pc.replace_substring(escaped, raw, safe)
+    out = Gathered(escaped)
+    if (out.bytes < 32).any():  # other control characters: rare enough to go value by value
+        out = _distinct(values, lambda value: quote(value.decode())[1:-1])
+    space.replace(elements[chosen], out.relative, out.bytes)
+
+
+def _single_bytes(space: Space, elements: Elements) -> None:
+    """A byte that is no UTF-8 by itself is written as PostgreSQL 16 and later do: `\\377`."""
+
+    def text(value: bytes) -> str:
+        return f"\\{value[0]:03o}" if len(value) == 1 and value[0] > 127 else value.decode()
+
+    if len(elements):
+        out = _distinct(space.gather(elements).array, lambda value: quote(text(value))[1:-1])
+        space.replace(elements, out.relative, out.bytes)
+
+
+def _distinct(values: pa.Array, function: Callable[[bytes], str]) -> Gathered:
+    """A Python function, called once for each distinct value."""
+    coded = values.dictionary_encode()
+    answers = [function(value).encode() for value in coded.dictionary.to_pylist()]
+    return Gathered(pa.array(answers, values.type).take(coded.indices))
+
+
+def _arrays(space: Space, elements: Elements, type: ColumnType) -> None:
+    element, delimiter = type.element, type.delimiter
+    if element is None:
+        return
+    if element.shape is Shape.NUMBER:
+        elements = _number_arrays(space, elements)
+    if len(elements):
+        out = _distinct(
+            space.gather(elements).array, lambda value: array_to_json(value.decode(), element, delimiter)
+        )
+        space.replace(elements, out.relative, out.bytes)
+
+
+def _number_arrays(space: Space, elements: Elements) -> Elements:
+    """Numbers and NULLs become JSON letter by letter: `{1,NULL}` and `[1,null]` have one length. Gives
+    back those that do not: with explicit bounds, NaN or an infinity."""
+    if not len(elements):
+        return elements
+    found = space.gather(elements)
+    odd = (found.bytes == ord("=")) | (found.bytes == ord("a")) | (found.bytes == ord("y"))
+    slow = elements[:0]
+    if odd.any():
+        rest = np.zeros(len(elements), np.bool_)
+        rest[_hit(found, odd)] = True
+        slow, elements = elements[rest], elements[~rest]
+        found = space.gather(elements)
+    space.replace(elements, found.relative, _TRANSLATED[found.bytes])
+    return slow
