@@ -191,7 +191,18 @@ class State:
         with self._lock:
             return owners.holder(self.connection, owners.key(self.name, who))
 
-    def _claim(self, who: str, what: str, wait: float) -> None:
+    @contextmanager
+    def only_one(self, what: str, label: str, wait: float = 60.0) -> Iterator[None]:
+        """Nobody else does this for the subscription meanwhile."""
+        lock = f"\0{what}"  # no pipeline can have this name
+        self._wait_for_lock(lock, label, wait)
+        try:
+            yield
+        finally:
+            if not self.connection.closed:
+                owners.unlock(self.connection, owners.key(self.name, lock))
+
+    def _wait_for_lock(self, who: str, label: str, wait: float) -> None:
         deadline = time.monotonic() + wait
         while not self._try_lock(who):
             if time.monotonic() < deadline:
@@ -201,10 +212,13 @@ class State:
             if owner is None:  # it left between the two looks
                 continue
             raise Refused(
-                f"{what} is already running: {owner}",
+                f"{label} is already running: {owner}",
                 hint="stop the other one, or wait until it ends; if its machine is gone: "
                 f"SELECT pg_terminate_backend({owner.pid})",
             )
+
+    def _claim(self, who: str, what: str, wait: float) -> None:
+        self._wait_for_lock(who, what, wait)
         with self._lock:
             if who == CAPTURE:
                 row = self.connection.execute(

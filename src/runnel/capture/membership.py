@@ -1,0 +1,196 @@
+"""Which tables are in the publication, and why the others are not.
+
+What must hold: a table whose updates Postgres would refuse once published is never added because a
+pattern takes it, and stays unpublished with its reason; one that turned so while published stays in
+(leaving it out would lose changes in silence) and shows its reason too. Named literally, it is the
+user's wish that cannot be granted: an error. Nothing outside the patterns stays in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg import sql
+
+from ..errors import RunnelError
+from ..postgres import catalog
+from ..postgres.catalog import Table
+from ..postgres.connect import Connection
+from ..postgres.patterns import TablePatterns
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """One wanted table."""
+
+    label: str
+    published: bool
+    identity: str
+    reason: str | None = None
+    """Why it is not published, or what is wrong with it though it is."""
+    remedy: str | None = None
+    literal: bool = False
+    failed: bool = False
+    """It should have been published now, and could not be."""
+
+
+@dataclass(slots=True)
+class Membership:
+    tables: list[TableState] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+
+    @property
+    def changed(self) -> bool:
+        """Servers without the fix of 2025 need capture to reconnect then."""
+        return bool(self.added or self.dropped)
+
+    def problems(self) -> list[TableState]:
+        return [table for table in self.tables if table.reason]
+
+
+def wanted(tables: Sequence[Table], patterns: TablePatterns) -> list[tuple[Table, bool]]:
+    """(table, named literally) of what the patterns take; leaves of a taken root go with their root."""
+    taken = {t.oid: p for t in tables if (p := patterns.match(t.schema, t.name)) is not None}
+    out = []
+    for table in tables:
+        pattern = taken.get(table.oid)
+        if pattern is None:
+            continue
+        if not any(oid in taken for oid in table.ancestors):
+            out.append((table, pattern.literal))
+    return out
+
+
+def read(connection: Connection, publication: str, patterns: TablePatterns) -> Membership:
+    """As it is; changes nothing."""
+    members = _members(connection, publication)
+    found = catalog.tables(connection)
+    return _report(wanted(found, patterns), members)
+
+
+def require_literals(tables: Sequence[Table], patterns: TablePatterns) -> None:
+    """Every table named literally exists and may be published; else one error tells all of them."""
+    problems, remedies = [], []
+    for pattern in patterns.literals():
+        if not any(pattern.matches(t.schema, t.name) for t in tables):
+            problems.append(f"{pattern.text} does not exist")
+            remedies.append(f"create it, or take {pattern.text} out of source.tables")
+    for table, literal in wanted(tables, patterns):
+        if literal and table.unusable:
+            problems.append(f"{table.label}: {table.unusable}")
+            remedies.append(table.remedy or f"take {table.label} out of source.tables")
+    if problems:
+        raise RunnelError("cannot publish " + "; ".join(problems), hint="; ".join(dict.fromkeys(remedies)))
+
+
+def reconcile(
+    connection: Connection, publication: str, patterns: TablePatterns, *, lock_timeout: str = "5s"
+) -> Membership:
+    """Add what is missing, drop what is not wanted any more, say why the rest is out.
+
+    A table that is locked for longer than `lock_timeout` waits for the next time, with that as reason.
+    """
+    found = catalog.tables(connection)
+    members = _members(connection, publication)
+    chosen = wanted(found, patterns)
+    by_oid = {table.oid: table for table in found}
+    keep = {table.oid for table, _ in chosen}
+    add = [table for table, _ in chosen if table.oid not in members and not table.unusable]
+    surplus = [
+        by_oid[oid].sql if oid in by_oid else name for oid, name in members.items() if oid not in keep
+    ]
+
+    failed = _alter(connection, publication, "ADD", [table.sql for table in add], lock_timeout)
+    _alter(connection, publication, "DROP", surplus, lock_timeout)
+    now = _members(connection, publication)
+    report = _report(chosen, now, failed)
+    report.added = [table.label for table in add if table.oid in now]
+    report.dropped = [
+        by_oid[oid].label if oid in by_oid else name for oid, name in members.items() if oid not in now
+    ]
+    return report
+
+
+def _report(
+    chosen: Iterable[tuple[Table, bool]], members: dict[int, str], failed: dict[str, str] | None = None
+) -> Membership:
+    out = Membership()
+    for table, literal in chosen:
+        published = table.oid in members
+        reason = table.unusable
+        if not published and reason is None:
+            reason = (failed or {}).get(table.sql, "not published yet: runnel init, or wait for capture")
+        out.tables.append(
+            TableState(
+                table.label,
+                published,
+                table.identity,
+                reason,
+                table.remedy,
+                literal,
+                failed=not published and table.sql in (failed or {}),
+            )
+        )
+    return out
+
+
+def _members(connection: Connection, publication: str) -> dict[int, str]:
+    rows = connection.execute(
+        "SELECT c.oid::int8, quote_ident(n.nspname) || '.' || quote_ident(c.relname)"
+        " FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid"
+        " JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE p.pubname = %s",
+        [publication],
+    )
+    return dict(rows.fetchall())
+
+
+def _alter(
+    connection: Connection, publication: str, verb: str, tables: Sequence[str], lock_timeout: str
+) -> dict[str, str]:
+    """All at once; if that fails, one by one, so that one bad table does not keep the others out."""
+    if not tables:
+        return {}
+    try:
+        _alter_once(connection, publication, verb, tables, lock_timeout)
+        return {}
+    except psycopg.OperationalError as error:
+        if connection.closed:
+            raise
+        first: psycopg.Error = error
+    except (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.InternalError) as error:
+        first = error
+    if len(tables) == 1:
+        return {tables[0]: _why(first)}
+    failed = {}
+    for table in tables:
+        failed.update(_alter(connection, publication, verb, [table], lock_timeout))
+    return failed
+
+
+def _alter_once(
+    connection: Connection, publication: str, verb: str, tables: Sequence[str], lock_timeout: str
+) -> None:
+    # ONLY: an inheritance parent does not bring its children along; patterns say what is wanted
+    names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(_raw(name)) for name in tables)
+    with connection.transaction():
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", [lock_timeout])
+        connection.execute(
+            sql.SQL("ALTER PUBLICATION {} {} TABLE {}").format(
+                sql.Identifier(publication), _raw(verb), names
+            )
+        )
+
+
+def _why(error: psycopg.Error) -> str:
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return "locked by somebody else for too long; tried again later"
+    return error.diag.message_primary or str(error)
+
+
+def _raw(text: str) -> sql.SQL:
+    """SQL that Postgres itself quoted, or a fixed word."""
+    return sql.SQL(text)

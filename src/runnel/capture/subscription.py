@@ -1,0 +1,306 @@
+"""The subscription: a publication and a slot at the source, bound by a uuid, made and dropped together.
+
+The uuid stands in Runnel's own row, in the publication's comment and in the slot's name. It is made in
+steps, each of which the next `init` finds and goes on from, wherever the last one was killed:
+row (the intent) → publication with comment and tables, in one transaction → slot → row completed, with
+every pipeline's position. The publication comes first: pgoutput needs it at every point of the slot, and
+because making the slot waits for all running transactions, none can have written into a table before
+it was published and commit after.
+What must hold: a recreated publication or slot never goes on silently; a publication that is not
+Runnel's is never touched.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg import sql
+
+from ..errors import Refused, RunnelError
+from ..failpoints import failpoint
+from ..log.api import Lineage
+from ..postgres import catalog
+from ..postgres.catalog import Server
+from ..postgres.connect import Connection, connect
+from ..postgres.lsn import Lsn
+from ..postgres.patterns import TablePatterns
+from ..progress.records import Subscription
+from ..progress.state import CAPTURE, State
+from . import membership
+from .membership import Membership
+from .slot import Say, create_slot, drop_slot, read_slot, wait_for_running
+from .start import ServerFacts, SlotFacts
+
+_COMMENT = re.compile(r"runnel subscription ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the configuration asks for."""
+
+    name: str
+    tables: Sequence[str] = ("*.*",)
+    pipelines: Sequence[str] = ()
+    failover: bool = False
+    accept_server: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    subscription: Subscription
+    membership: Membership
+    created: bool
+    registered: dict[str, Lsn] = field(default_factory=dict)
+    """Pipelines that were not known before, and where each begins."""
+    notes: list[str] = field(default_factory=list)
+
+
+def init(url: str, state: State, wanted: Wanted, say: Say) -> Outcome:
+    """Make the subscription, or go on with what is there; tables and pipelines join. May be repeated."""
+    patterns = TablePatterns(wanted.tables)
+    with connect(url, f"runnel {wanted.name} init") as source:
+        server = _primary(catalog.server(source))
+        membership.require_literals(catalog.tables(source), patterns)
+        state.install()
+        with state.only_one("init", f"init of {wanted.name!r}"):
+            subscription = state.subscription()
+            if subscription is not None and subscription.complete:
+                return _adopt(source, state, subscription, server, wanted, patterns, say)
+            return _create(url, source, state, subscription, server, wanted, patterns, say)
+
+
+def destroy(url: str, state: State, name: str, say: Say) -> None:
+    """Remove slot, publication, rows, and the schema with the last subscription. May be repeated."""
+    with connect(url, f"runnel {name} destroy") as source:
+        subscription = state.subscription()
+        owner = state.owner(CAPTURE) if subscription is not None else None
+        if owner is not None:
+            raise Refused(
+                f"capture of {name!r} is running: {owner}", hint="stop it first, then runnel destroy"
+            )
+        bound = _publication_id(source, name)
+        ids = {subscription.id} if subscription is not None else set()
+        if isinstance(bound, uuid.UUID):
+            ids.add(bound)
+        # the slot first: nothing else of ours can fill the server's disk
+        for id_ in ids:
+            slot = slot_name(name, id_)
+            if drop_slot(source, slot):
+                say(f"slot {slot} dropped")
+            failpoint("destroy.slot")
+        if bound is None:
+            pass
+        elif bound == "foreign":
+            say(f"publication {name} is not Runnel's: left as it is")
+        else:
+            source.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
+            say(f"publication {name} dropped")
+        failpoint("destroy.publication")
+        if subscription is None and bound is None:
+            say(f"there is no subscription {name}")
+        gone = state.uninstall()
+        if subscription is not None:
+            say("schema runnel dropped" if gone else f"state of {name} removed; other subscriptions stay")
+
+
+def slot_name(name: str, id_: uuid.UUID) -> str:
+    return f"{name}_{id_.hex[:8]}"
+
+
+def server_facts(source: Connection) -> ServerFacts:
+    server = catalog.server(source)
+    return ServerFacts(server.system_id, server.timeline)
+
+
+def _create(
+    url: str,
+    source: Connection,
+    state: State,
+    noted: Subscription | None,
+    server: Server,
+    wanted: Wanted,
+    patterns: TablePatterns,
+    say: Say,
+) -> Outcome:
+    name, notes = wanted.name, []
+    bound = _publication_id(source, name)
+    if bound == "foreign":
+        raise Refused(
+            f"publication {name!r} exists and is not Runnel's",
+            hint=f'choose another source.name, or DROP PUBLICATION "{name}"',
+        )
+    if noted is not None:
+        _same_server(noted, server)
+    slot: SlotFacts | None = None
+    if noted is None:
+        # Runnel's own rows may be lost while the source still has the rest: that is still one piece. But
+        # never a new slot under an old uuid: a position of the old one would look valid.
+        if isinstance(bound, uuid.UUID):
+            slot = read_slot(source, slot_name(name, bound))
+        id_ = bound if slot is not None and isinstance(bound, uuid.UUID) else uuid.uuid4()
+        if slot is not None:
+            notes.append(
+                f"adopted slot {slot.name} and publication {name}: pipelines begin at {slot.confirmed}"
+            )
+        noted = state.create_subscription(
+            id_, slot_name(name, id_), name, server.system_id, server.timeline
+        )
+    failpoint("init.noted")
+    report = _publish(source, noted, bound, patterns)
+    failpoint("init.published")
+    say(f"publication {name}: {sum(t.published for t in report.tables)} tables")
+    consistent = create_slot(url, source, noted.slot, failover=wanted.failover, say=say)
+    if wanted.failover and server.major < 17:
+        notes.append("source.failover needs PostgreSQL 17 or later: this slot does not follow a failover")
+    failpoint("init.slot")
+    if slot is not None and report.changed:
+        wait_for_running(source, say)
+    state.complete_subscription(consistent, wanted.pipelines)
+    say(f"slot {noted.slot} begins at {consistent}")
+    return Outcome(state.known(), report, slot is None, dict.fromkeys(wanted.pipelines, consistent), notes)
+
+
+def _adopt(
+    source: Connection,
+    state: State,
+    subscription: Subscription,
+    server: Server,
+    wanted: Wanted,
+    patterns: TablePatterns,
+    say: Say,
+) -> Outcome:
+    name, notes = wanted.name, []
+    again = "start afresh: runnel destroy && runnel init"
+    slot = read_slot(source, subscription.slot)
+    if slot is None:
+        raise Refused(
+            f"slot {subscription.slot!r} does not exist any more: changes since then are gone", hint=again
+        )
+    if slot.database != server.database:
+        raise Refused(
+            f"slot {slot.name!r} is of database {slot.database!r}, this is {server.database!r}",
+            hint="check source.url, or choose another source.name",
+        )
+    if slot.invalidation or slot.wal_status == "lost":
+        raise Refused(
+            f"slot {slot.name!r} was invalidated by the server"
+            f" ({slot.invalidation or 'its WAL was removed'}): changes are gone",
+            hint=again,
+        )
+    bound = _publication_id(source, name)
+    if bound != subscription.id:
+        what = "does not exist any more" if bound is None else "was made anew by somebody else"
+        raise Refused(f"publication {name!r} {what}: changes may be missing", hint=again)
+    if server.system_id != subscription.lineage.system_id:
+        if not wanted.accept_server:
+            _same_server(subscription, server)
+        notes.append(f"accepted server {server.system_id} in place of {subscription.lineage.system_id}")
+        state.change_lineage(
+            Lineage(server.system_id, server.timeline, subscription.slot), base=slot.confirmed
+        )
+    _mend_options(source, subscription, notes)
+    report = membership.reconcile(source, name, patterns, lock_timeout="60s")
+    _all_published(report)
+    if report.added:
+        say(f"publication {name}: added {', '.join(report.added)}")
+        wait_for_running(source, say)
+    if report.dropped:
+        say(f"publication {name}: dropped {', '.join(report.dropped)}")
+    now = catalog.current_lsn(source)
+    registered = {pipeline: now for pipeline in wanted.pipelines if state.register(pipeline, now)}
+    return Outcome(state.known(), report, False, registered, notes)
+
+
+def _publish(
+    source: Connection, subscription: Subscription, bound: uuid.UUID | str | None, patterns: TablePatterns
+) -> Membership:
+    name = sql.Identifier(subscription.publication)
+    options = sql.SQL(", ").join(_options(source.info.server_version))
+    try:
+        with source.transaction():
+            if bound is None:
+                source.execute(sql.SQL("CREATE PUBLICATION {} WITH ({})").format(name, options))
+            else:
+                source.execute(sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options))
+            comment = f"runnel subscription {subscription.id}"
+            source.execute(sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, sql.Literal(comment)))
+            report = membership.reconcile(source, subscription.publication, patterns, lock_timeout="60s")
+            _all_published(report)
+            return report
+    except psycopg.errors.InsufficientPrivilege as error:
+        user, database = source.info.user, source.info.dbname
+        raise RunnelError(
+            f"cannot make publication {subscription.publication!r}: {error.diag.message_primary}",
+            hint=f'GRANT CREATE ON DATABASE "{database}" TO "{user}" (and the role must own the tables)',
+        ) from error
+
+
+def _all_published(report: Membership) -> None:
+    """Everything committed after `init` is delivered: it may not end while a table is still to come."""
+    for table in report.tables:
+        if table.failed:
+            raise RunnelError(
+                f"{table.label} could not be published: {table.reason}", hint="run `runnel init` again"
+            )
+
+
+def _options(version: int) -> list[sql.SQL]:
+    options = [
+        sql.SQL("publish = 'insert, update, delete, truncate'"),
+        sql.SQL("publish_via_partition_root = true"),
+    ]
+    if version >= 180_000:
+        # without it an update under REPLICA IDENTITY FULL is refused where such a column exists
+        options.append(sql.SQL("publish_generated_columns = stored"))
+    return options
+
+
+def _mend_options(source: Connection, subscription: Subscription, notes: list[str]) -> None:
+    row = source.execute(
+        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AND pubviaroot, puballtables"
+        " FROM pg_publication WHERE pubname = %s",
+        [subscription.publication],
+    ).fetchone()
+    if row is not None and not row[0]:
+        options = sql.SQL(", ").join(_options(source.info.server_version))
+        source.execute(
+            sql.SQL("ALTER PUBLICATION {} SET ({})").format(
+                sql.Identifier(subscription.publication), options
+            )
+        )
+        notes.append(
+            f"publication {subscription.publication} had been altered to leave out some changes; it is set"
+            " right again, what happened in between was not captured"
+        )
+
+
+def _publication_id(source: Connection, name: str) -> uuid.UUID | str | None:
+    """The uuid in its comment; "foreign": there is one without; None: there is none."""
+    row = source.execute(
+        "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", [name]
+    ).fetchone()
+    if row is None:
+        return None
+    found = _COMMENT.search(row[0] or "")
+    return uuid.UUID(found[1]) if found else "foreign"
+
+
+def _primary(server: Server) -> Server:
+    if server.in_recovery:
+        raise RunnelError(
+            "the source is a standby: publications are made on the primary", hint="give the primary's URL"
+        )
+    return server
+
+
+def _same_server(subscription: Subscription, server: Server) -> None:
+    if server.system_id != subscription.lineage.system_id:
+        raise Refused(
+            f"this is another server: its system identifier is {server.system_id}, the subscription"
+            f" {subscription.name!r} was made on {subscription.lineage.system_id}",
+            hint="check source.url; after pg_upgrade: runnel init --accept-server",
+        )

@@ -1,0 +1,201 @@
+"""What the source's catalogue says: the server, its tables, and whether each may be published.
+
+What must hold: a table that is `usable` can be added to a publication without making Postgres refuse
+any INSERT, UPDATE or DELETE on it. One that is not says why, and which SQL mends it. A partitioned
+table stands for its leaves (they are published as their root) and is as usable as the worst of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .connect import Connection
+from .lsn import Lsn
+
+IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    version: int
+    """As the protocol says it: 180004."""
+    label: str
+    """For people: 18.4."""
+    system_id: str
+    timeline: int
+    database: str
+    in_recovery: bool
+
+    @property
+    def major(self) -> int:
+        return self.version // 10_000
+
+
+@dataclass(slots=True)
+class Table:
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    """pg_class.relkind: r, p(artitioned) or f(oreign)."""
+    unlogged: bool
+    identity: str
+    """default, nothing, full or index."""
+    key: tuple[str, ...]
+    """The primary key's columns."""
+    owned: bool
+    """This role may add it to a publication."""
+    owner: str
+    parent: int | None
+    """Of a partition."""
+    sql: str
+    """Its name as SQL."""
+    unusable: str | None = None
+    """Why Postgres would refuse its updates and deletes, or itself, in a publication."""
+    remedy: str | None = None
+    """SQL that mends it; None where there is none."""
+    ancestors: tuple[int, ...] = ()
+    """Of a partition: the partitioned tables above it, the nearest first."""
+    leaves: list[Table] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+_TABLES = """
+SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence = 'u', c.relreplident::text,
+    coalesce((SELECT array_agg(a.attname::text ORDER BY k.n)
+        FROM unnest(pk.indkey::int2[]) WITH ORDINALITY k(attnum, n)
+        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum AND k.n <= pk.indnkeyatts), '{}'),
+    coalesce(pk.indimmediate AND pk.indisvalid, false),
+    coalesce((SELECT bool_or(ri.indisvalid) FROM pg_index ri
+        WHERE ri.indrelid = c.oid AND ri.indisreplident), false),
+    pg_has_role(c.relowner, 'USAGE'), pg_get_userbyid(c.relowner),
+    (SELECT i.inhparent::int8 FROM pg_inherits i WHERE c.relispartition AND i.inhrelid = c.oid LIMIT 1),
+    (SELECT quote_ident(x.relname) FROM pg_index u JOIN pg_class x ON x.oid = u.indexrelid
+        WHERE u.indrelid = c.oid AND u.indisunique AND u.indimmediate AND u.indisvalid
+        AND u.indpred IS NULL AND u.indexprs IS NULL AND NOT EXISTS (
+            SELECT FROM unnest(u.indkey::int2[]) k(attnum) JOIN pg_attribute a
+            ON a.attrelid = c.oid AND a.attnum = k.attnum AND NOT a.attnotnull)
+        ORDER BY u.indnkeyatts, x.relname LIMIT 1),
+    EXISTS (SELECT FROM pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attgenerated = 'v' AND NOT a.attisdropped),
+    quote_ident(n.nspname) || '.' || quote_ident(c.relname)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_index pk ON pk.indrelid = c.oid AND pk.indisprimary
+WHERE c.relkind IN ('r', 'p', 'f') AND c.relpersistence <> 't'
+    AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'runnel')
+ORDER BY n.nspname, c.relname
+"""
+
+
+def server(connection: Connection) -> Server:
+    row = connection.execute(
+        "SELECT system_identifier::text, pg_is_in_recovery(), current_database(),"
+        # the checkpoint's timeline lags behind a promotion; the WAL's own name does not
+        " CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())"
+        "  ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END,"
+        " current_setting('server_version') FROM pg_control_system()"
+    ).fetchone()
+    assert row is not None  # noqa: S101 - one row always
+    system_id, in_recovery, database, timeline, label = row
+    version = connection.info.server_version
+    return Server(version, label.split()[0], system_id, timeline, database, in_recovery)
+
+
+def current_lsn(connection: Connection) -> Lsn:
+    """Where the next record goes: whatever commits later has a commit LSN at or past it."""
+    row = connection.execute(
+        "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
+        " ELSE pg_current_wal_insert_lsn() END::text"
+    ).fetchone()
+    assert row is not None  # noqa: S101 - one row always
+    return Lsn.parse(row[0])
+
+
+def tables(connection: Connection) -> list[Table]:
+    """Every table that is not a system's or Runnel's own, by name, partitions included."""
+    found: dict[int, Table] = {}
+    for row in connection.execute(_TABLES):
+        oid, schema, name, kind, unlogged, identity, key, key_good, index_good = row[:9]
+        owned, owner, parent, candidate, virtual, sql = row[9:]
+        table = Table(
+            oid, schema, name, kind, unlogged, IDENTITIES[identity], tuple(key), owned, owner, parent, sql
+        )
+        table.unusable, table.remedy = _identity_problem(table, key_good, index_good, candidate, virtual)
+        found[oid] = table
+    _link_partitions(found.values(), found)
+    for table in found.values():
+        if table.kind == "p":
+            _judge_by_leaves(table)
+    for table in found.values():
+        _judge_itself(table)
+    return list(found.values())
+
+
+def _identity_problem(
+    table: Table, key_good: bool, index_good: bool, candidate: str | None, virtual: bool
+) -> tuple[str | None, str | None]:
+    using = f"ALTER TABLE {table.sql} REPLICA IDENTITY " + (
+        f"USING INDEX {candidate}" if candidate else "FULL"
+    )
+    if table.identity == "full":
+        if virtual:
+            return "replica identity full with a virtual generated column: Postgres refuses its updates", (
+                using if candidate else None
+            )
+        return None, None
+    if table.identity == "nothing":
+        back = f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT"
+        return "replica identity is nothing: Postgres would refuse its updates", back if key_good else using
+    if table.identity == "index":
+        return (None, None) if index_good else ("the index of its replica identity is gone", using)
+    if key_good:
+        return None, None
+    if table.key:
+        return (
+            "its primary key is deferrable, which cannot identify a row: Postgres would refuse updates",
+            using,
+        )
+    return "no primary key: Postgres would refuse its updates", using
+
+
+def _link_partitions(tables: Iterable[Table], by_oid: dict[int, Table]) -> None:
+    for table in tables:
+        above = table
+        while above.parent is not None and above.parent in by_oid:
+            above = by_oid[above.parent]
+            table.ancestors += (above.oid,)
+            if table.kind != "p":
+                above.leaves.append(table)
+
+
+def _judge_by_leaves(table: Table) -> None:
+    # Postgres looks at the identity of the leaf a row is in, never at the root's; of the root's, only a
+    # primary key passes to the leaves to come
+    if not table.leaves:
+        if not table.key:
+            table.unusable = "partitioned, no primary key: Postgres would refuse updates in its partitions"
+            table.remedy = f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…)"
+        else:
+            table.unusable = table.remedy = None
+        return
+    bad = [leaf for leaf in table.leaves if leaf.unusable and leaf.kind == "r"]
+    table.unusable = table.remedy = None
+    if bad:
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        table.unusable = f"partition {bad[0].label}{more}: {bad[0].unusable}"
+        table.remedy = "; ".join(leaf.remedy for leaf in bad if leaf.remedy) or None
+
+
+def _judge_itself(table: Table) -> None:
+    if table.kind == "f":
+        table.unusable, table.remedy = "a foreign table: its changes are not in this server's WAL", None
+    elif table.unlogged:
+        table.unusable = "unlogged: its changes are not in the WAL"
+        table.remedy = f"ALTER TABLE {table.sql} SET LOGGED"
+    elif table.unusable is None and not table.owned:
+        table.unusable = f"owned by {table.owner}: this role may not publish it"
+        table.remedy = f'GRANT "{table.owner}" TO CURRENT_USER'

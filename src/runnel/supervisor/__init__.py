@@ -1,0 +1,1 @@
+"""`runnel run`: capture and the pipelines as child processes that are brought back when they die."""

@@ -1,0 +1,31 @@
+"""The bound of `run --once`: a place in the source's WAL that everything committed so far is before.
+
+The marker is a transactional message with Runnel's own prefix, which no pipeline delivers. It gives
+capture something to receive behind the bound at once; without it (a source that cannot be written)
+the bound is what is flushed, and the server's keepalive brings the log past it.
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from ..postgres.connect import connect
+from ..postgres.lsn import Lsn
+
+
+def mark_now(url: str) -> Lsn:
+    with connect(url, "runnel run --once") as connection:
+        row = connection.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone()
+        if row is not None and row[0]:
+            return _lsn(connection, "SELECT pg_catalog.pg_last_wal_replay_lsn()::text")
+        bound = _lsn(connection, "SELECT pg_catalog.pg_current_wal_insert_lsn()::text")
+        try:
+            connection.execute("SELECT pg_catalog.pg_logical_emit_message(true, 'runnel', 'once')")
+        except psycopg.Error:
+            return _lsn(connection, "SELECT pg_catalog.pg_current_wal_flush_lsn()::text")
+        return bound
+
+
+def _lsn(connection: psycopg.Connection[tuple[str, ...]], query: str) -> Lsn:
+    row = connection.execute(query.encode()).fetchone()
+    return Lsn.parse(row[0]) if row is not None and row[0] else Lsn(0)
