@@ -15,10 +15,11 @@ import pytest
 
 from runnel import __version__
 from runnel.cli import main as cli
-from runnel.cli.failures import explain, report
+from runnel.cli.failures import report
 from runnel.cli.invocation import LogFormat
 from runnel.cli.logs import HumanFormatter, JsonFormatter, setup_logging
 from runnel.errors import Kind, Refused, RunnelError, UsageError
+from runnel.failures import explain
 
 
 def runnel(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .failures import explain, report
+from .failures import explain_command, report
 from .invocation import Invocation, LogFormat
 from .logs import setup_logging
 
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except Exception as error:  # noqa: BLE001 - the one place where every failure becomes two lines
-        code = report(explain(error), debug=_debug(arguments), cause=error)
+        code = report(explain_command(error), debug=_debug(arguments), cause=error)
     sys.exit(code if isinstance(code, int) else 0)
 
 
