@@ -16,6 +16,7 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import sql
@@ -34,6 +35,9 @@ from . import membership
 from .membership import Membership
 from .slot import Say, create_slot, drop_slot, read_slot, wait_for_running
 from .start import ServerFacts, SlotFacts
+
+if TYPE_CHECKING:
+    from ..config import Config
 
 _COMMENT = re.compile(r"runnel subscription ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 
@@ -57,6 +61,14 @@ class Outcome:
     registered: dict[str, Lsn] = field(default_factory=dict)
     """Pipelines that were not known before, and where each begins."""
     notes: list[str] = field(default_factory=list)
+
+
+def init_from(config: Config, say: Say, *, accept_server: bool = False) -> Outcome:
+    """What a whole configuration asks for: `runnel init`, and the implied one of `run`."""
+    source = config.source
+    wanted = Wanted(source.name, source.tables, tuple(config.pipelines), source.failover, accept_server)
+    with State.connect(config.state_url, source.name) as state:
+        return init(config.source_url, state, wanted, say)
 
 
 def init(url: str, state: State, wanted: Wanted, say: Say) -> Outcome:

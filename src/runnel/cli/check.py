@@ -1,0 +1,94 @@
+"""`runnel check`: is the source ready, and with which SQL does it become so?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from ..capture.membership import wanted
+from ..errors import RunnelError
+from ..postgres import catalog
+from ..postgres.connect import connect
+from ..postgres.patterns import TablePatterns
+from ..postgres.preflight import (
+    Finding,
+    Level,
+    Needs,
+    replication_finding,
+    server_findings,
+    table_findings,
+)
+from ..progress.state import State
+from .invocation import invocation
+from .terminal import console
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.BLOCK: "bold red"}
+
+
+def check(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> int:
+    """Tell whether the source is ready, with the SQL that mends what is not."""
+    config = invocation(ctx).load()
+    findings = list(_findings(config))
+    blocked = any(finding.level is Level.BLOCK for finding in findings)
+    if as_json:
+        typer.echo(json.dumps({"ready": not blocked, "findings": [asdict(f) for f in findings]}, indent=2))
+    else:
+        _show(findings)
+    return 1 if blocked else 0
+
+
+def _findings(config: Config) -> Iterator[Finding]:
+    name = config.source.name
+    slot, finding = _state(config)
+    with connect(config.source_url, f"runnel {name} check") as source:
+        here = config.state_url == config.source_url
+        yield from server_findings(source, Needs(name, slot, config.source.failover, here))
+        yield replication_finding(config.source_url)
+        if finding is not None:
+            yield finding
+        patterns = TablePatterns(config.source.tables)
+        found = catalog.tables(source)
+        missing = [
+            p.text for p in patterns.literals() if not any(p.matches(t.schema, t.name) for t in found)
+        ]
+        yield from table_findings(wanted(found, patterns), missing)
+
+
+def _state(config: Config) -> tuple[str | None, Finding | None]:
+    """The slot that Runnel's own tables know, and what is to be said of a state kept elsewhere."""
+    apart = config.state_url != config.source_url
+    try:
+        with State.connect(config.state_url, config.source.name) as state:
+            subscription = state.subscription()
+    except RunnelError as error:
+        if not apart:
+            raise
+        return None, Finding(Level.BLOCK, "state.url", f"{error.message} ({error.hint})")
+    finding = Finding(Level.OK, "state.url", "reached") if apart else None
+    return None if subscription is None else subscription.slot, finding
+
+
+def _show(findings: list[Finding]) -> None:
+    grid = Grid(box=None, pad_edge=False, show_header=False)
+    for column in ("level", "subject"):
+        grid.add_column(column, no_wrap=True)
+    grid.add_column("message", overflow="fold")
+    for level in (Level.BLOCK, Level.WARN, Level.OK):
+        for finding in (f for f in findings if f.level is level):
+            style = _STYLES[level]
+            grid.add_row(f"[{style}]{level}[/]", escape(finding.subject), escape(finding.message))
+            if finding.sql:
+                grid.add_row("", "", f"[dim]→[/] {escape(finding.sql)}")
+    console().print(grid)

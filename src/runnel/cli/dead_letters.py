@@ -1,0 +1,118 @@
+"""`runnel dead-letters`: what a sink could not take; to look at and to drop."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from ..errors import UsageError
+from ..postgres.lsn import Lsn
+from ..progress.letters import Letter
+from ..progress.state import State
+from .invocation import invocation
+from .terminal import console
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Pipeline = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="Only of this pipeline.")]
+Named = Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name.")]
+OfTable = Annotated[str | None, typer.Option("--table", help="Only of this table: schema.table.")]
+OfKey = Annotated[str | None, typer.Option("--key", help="Only of this key, as `list` shows it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines: one object a line.")]
+At = Annotated[str, typer.Argument(metavar="LSN:SEQ", help="One letter, as `list` names it.")]
+
+
+@app.command("list")
+def list_letters(
+    ctx: typer.Context,
+    pipeline: Pipeline = None,
+    table: OfTable = None,
+    key: OfKey = None,
+    limit: Annotated[int, typer.Option(help="Most letters to show.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List letters: when, which change, why."""
+    with _state(ctx) as state:
+        found = state.letters(pipeline, table=table, key=key, limit=None if as_json else limit + 1)
+    if as_json:
+        for letter in found:
+            typer.echo(json.dumps(_plain(letter), ensure_ascii=False))
+        return
+    if not found:
+        typer.echo("no dead letters")
+        return
+    grid = Grid(box=None, pad_edge=False)
+    for column in ("pipeline", "letter", "table", "key", "reason"):
+        grid.add_column(column, overflow="fold")
+    for letter in found[:limit]:
+        cells = (letter.pipeline, _name(letter), letter.table, letter.key or "-", letter.reason)
+        grid.add_row(*map(escape, cells))
+    console().print(grid)
+    if len(found) > limit:
+        typer.echo("… and more: --limit, or --json for all of them", err=True)
+
+
+@app.command()
+def show(ctx: typer.Context, pipeline: Named, letter: At) -> None:
+    """Show one letter whole: the change in Runnel's JSON, and the reason."""
+    lsn, seq = _parse(letter)
+    with _state(ctx) as state:
+        found = [x for x in state.letters(pipeline) if (x.lsn, x.seq) == (lsn, seq)]
+    if not found:
+        raise UsageError(f"pipeline {pipeline!r} has no letter {letter}", hint="runnel dead-letters list")
+    typer.echo(found[0].change)
+    typer.echo(f"{found[0].stored_at:%F %T}Z {found[0].reason}", err=True)
+
+
+@app.command()
+def drop(
+    ctx: typer.Context,
+    pipeline: Named,
+    letter: Annotated[str | None, typer.Argument(metavar="[LSN:SEQ]", help="Only this letter.")] = None,
+    table: OfTable = None,
+    key: OfKey = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every letter of the pipeline.")] = False,
+) -> None:
+    """Forget letters for good; keys without letters are delivered again from then on."""
+    if not (letter or table or key or everything):
+        raise UsageError("which letters?", hint="name one (LSN:SEQ), --table, --key, or --all")
+    with _state(ctx) as state:
+        at = [_parse(letter)] if letter else None
+        count = state.drop_letters(pipeline, table=table, key=key, at=at)
+    typer.echo(f"{count} letters dropped")
+
+
+def _state(ctx: typer.Context) -> State:
+    config = invocation(ctx).load()
+    state = State.connect(config.state_url, config.source.name)
+    state.known()
+    return state
+
+
+def _name(letter: Letter) -> str:
+    return f"{letter.lsn}:{letter.seq}"
+
+
+def _parse(text: str) -> tuple[Lsn, int]:
+    lsn, _, seq = text.rpartition(":")
+    try:
+        return Lsn.parse(lsn), int(seq)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a letter", hint="as in 0/16B3748:3, from `list`") from None
+
+
+def _plain(letter: Letter) -> dict[str, Any]:
+    return {
+        "pipeline": letter.pipeline,
+        "lsn": str(letter.lsn),
+        "seq": letter.seq,
+        "table": letter.table,
+        "key": letter.key,
+        "reason": letter.reason,
+        "stored_at": letter.stored_at.isoformat(),
+        "change": letter.change,
+    }
