@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..changes.block import I64, NULL, UNCHANGED, Block, Message, Op, Transactions, Window
-from .layout import LINE, OLD, Layout, Layouts, members, quoted
+from .layout import HEAD, LINE, Layout, Layouts, members, quoted
 from .space import Gathered, Space
 from .stamps import lsn_stamps, member_stamps, times
-from .values import Rewriter
+from .values import rewrite
 
-_HEAD = 4
-"""Pieces before the first member: op to lsn, the LSN, seq, xid and time."""
 _layouts = Layouts()
 
 
@@ -47,15 +44,16 @@ class Lines:
 
 def lines(window: Window) -> Lines:
     """Every change of the window as a line of JSON, in order of (lsn, seq) over all tables."""
-    put, bounds = _assemble(window, window.blocks, LINE)
-    if len(window.blocks) == 1 and len(bounds) == window.changes + 1 and not _shuffled(window):
-        return _lines(put, bounds)
-    return _pick(put, bounds, window.order())
+    put, bounds, places = _assemble(window, window.blocks, LINE)
+    if len(window.blocks) == 1 and places is None:
+        return Lines(put.view(), bounds)
+    order = window.order()
+    return _pick(put, bounds, order if places is None else places[order])
 
 
 def lines_by_table(window: Window) -> dict[str, Lines]:
     """The same, apart for each table; messages under the label "" (they belong to none)."""
-    put, bounds = _assemble(window, window.blocks, LINE)
+    put, bounds, places = _assemble(window, window.blocks, LINE)
     rows: dict[str, list[npt.NDArray[np.intp]]] = {}
     order = np.concatenate([block.order for block in window.blocks]) if window.blocks else np.empty(0)
     first = 0
@@ -66,23 +64,24 @@ def lines_by_table(window: Window) -> dict[str, Lines]:
     out: dict[str, Lines] = {}
     for label, found in rows.items():
         chosen = np.concatenate(found)
-        out[label] = _pick(put, bounds, chosen[np.argsort(order[chosen])])
+        chosen = chosen[np.argsort(order[chosen])]
+        out[label] = _pick(put, bounds, chosen if places is None else places[chosen])
     return out
 
 
 def single(window: Window, block_index: int, row: int) -> str:
     """One change as JSON text, without an end of line: for errors and dead letters."""
     block = window.blocks[block_index].select(np.array([row]))
-    put, _ = _assemble(window, [block], LINE)
+    put, _, _ = _assemble(window, [block], LINE)
     return put.bytes.tobytes().decode().removesuffix("\n")
 
 
 def member(window: Window, block: Block, name: str) -> pa.Array:
     """`key`, `before`, `after` or `unchanged` of each row of a block as JSON text; null if absent."""
-    put, bounds = _assemble(window, [block], (name,))
-    texts = _texts(put, bounds, pa.string())
-    empty = np.diff(bounds) == 0
-    return pc.if_else(pa.array(~empty), texts, None) if empty.any() else texts
+    put, bounds, places = _assemble(window, [block], (name,))
+    texts, empty = _texts(put, bounds, pa.string()), np.diff(bounds) == 0
+    rows = np.arange(len(empty)) if places is None else places
+    return texts.take(pa.array(rows, mask=empty[rows]))
 
 
 def changes(window: Window) -> pa.RecordBatch:
@@ -102,7 +101,7 @@ def changes(window: Window) -> pa.RecordBatch:
     of = np.concatenate([block.transaction for block in blocks]) if blocks else np.empty(0, np.int32)
     stamps = lsn_stamps(transactions.lsn, "")
     width = np.arange(len(stamps.start)) * stamps.width
-    space = Space(window, b"", np.empty(0, np.int32), 2 * len(stamps.start))
+    space = Space(window, b"", np.empty(0, np.int32), 0, 2 * len(stamps.start))
     place = space.add(stamps.text.ravel())
     first = space.add_pairs(place + width + stamps.start, place + width + stamps.width)
     lsn = space.put_together(first + 2 * of).array.cast(pa.string())
@@ -132,15 +131,6 @@ def _table(block: Block) -> pa.Array:
     return pa.repeat(block.relation.name, len(block))
 
 
-def _shuffled(window: Window) -> bool:
-    order = window.blocks[0].order
-    return bool((order[1:] < order[:-1]).any())
-
-
-def _lines(put: Gathered, bounds: I64) -> Lines:
-    return Lines(memoryview(put.bytes), bounds)  # type: ignore[arg-type]
-
-
 def _texts(put: Gathered, bounds: I64, type: pa.DataType) -> pa.Array:
     large = len(put.bytes) >= 1 << 31
     if large:
@@ -151,7 +141,7 @@ def _texts(put: Gathered, bounds: I64, type: pa.DataType) -> pa.Array:
 
 def _pick(put: Gathered, bounds: I64, rows: npt.NDArray[np.intp]) -> Lines:
     picked = Gathered(pc.take(_texts(put, bounds, pa.binary()), pa.array(rows), boundscheck=False))
-    return _lines(picked, picked.relative.astype(np.int64))
+    return Lines(picked.view(), picked.relative.astype(np.int64))
 
 
 @dataclass(slots=True)
@@ -165,50 +155,64 @@ class _Part:
     text: int = 0
 
 
-def _assemble(window: Window, blocks: Sequence[Block], what: tuple[str, ...]) -> tuple[Gathered, I64]:
-    """The JSON of all rows, block after block, and where each begins."""
-    parts, back = _parts(blocks, what)
-    whole = what == LINE
-    transactions = len(window.transactions.lsn)
-    lengths = [part.layout.lengths for part in parts]
-    seqs = _Sequences(blocks if whole else ())
-    size = sum(t.places.size for p in parts for t in (p.block.new, p.block.old) if t is not None)
-    size += 4 * transactions + len(seqs.values) + 1 + 2 * sum(len(b.messages) for b in blocks)
-    texts = b"".join(part.layout.texts for part in parts)
-    space = Space(window, texts, np.concatenate([*lengths, np.empty(0, np.int32)]), size)
-    rewriter, text = Rewriter(), space.text
+def _assemble(
+    window: Window, blocks: Sequence[Block], what: tuple[str, ...]
+) -> tuple[Gathered, I64, npt.NDArray[np.intp] | None]:
+    """The JSON of all rows and where each begins; and, if they do not stand block after block, where
+    each row of the blocks is."""
+    parts, places = _parts(blocks, what)
+    transactions = window.transactions if what == LINE else None
+    space = _space(window, parts, transactions)
+    rewrite(space)
+    widths = [1 if part.block.messages else part.layout.width(what == LINE) for part in parts]
+    sizes = [len(part.block) * width for part, width in zip(parts, widths, strict=True)]
+    index = np.empty(sum(sizes), np.int32)
+    starts: list[I64] = []
+    end = 0
+    for part, width, size in zip(parts, widths, sizes, strict=True):
+        mine = index[end : end + size].reshape(len(part.block), width)
+        starts.append(np.arange(end, end + size, width))
+        end += size
+        if part.block.messages:
+            mine[:, 0] = _messages(space, window, part.block, what)
+        else:
+            _values(part, mine[:, HEAD:] if what == LINE else mine)
+    if transactions is not None:
+        heads = [
+            (part, start) for part, start in zip(parts, starts, strict=True) if not part.block.messages
+        ]
+        _heads(space, transactions, heads, index)
+    put = space.put_together(index)
+    bounds = put.relative[np.concatenate([*starts, np.array([end])])].astype(np.int64)
+    return put, bounds, places
+
+
+def _space(window: Window, parts: list[_Part], transactions: Transactions | None) -> Space:
+    """The space with all texts and tuples of the parts."""
+    values = sum(t.kinds.size for p in parts for t in (p.block.new, p.block.old) if t is not None)
+    others = sum(2 * len(part.block.messages) for part in parts)
+    if transactions is not None:
+        # Two stamps a transaction, and the digits of every seq: no more than one a row, and a few.
+        others += 4 * len(transactions.lsn) + _Sequences.most(sum(len(part.block) for part in parts))
+    texts = b"".join([part.layout.texts for part in parts])
+    lengths = np.concatenate([*(part.layout.lengths for part in parts), np.empty(0, np.int32)])
+    space = Space(window, texts, lengths, values, others)
+    text = space.text
     for part in parts:
         block = part.block
         part.text, text = text, text + len(part.layout.lengths)
-        if block.relation is None:
-            continue
-        kinds = _layouts.kinds(block.relation)
-        if block.new is not None:
-            part.new = space.add_tuples(block.new)
-            rewriter.collect(kinds, part.new, len(block))
-        if block.old is not None:
-            part.old = space.add_tuples(block.old)
-            rewriter.collect(kinds, part.old, len(block))
-    rewriter.rewrite(space)
-    head = _heads(space, window.transactions, seqs) if whole else None
-    pieces = [
-        _messages(space, window, part.block, what) if part.block.messages else _pieces(part, head)
-        for part in parts
-    ]
-    index = np.concatenate([piece.ravel() for piece in pieces] or [np.empty(0, np.int32)])
-    put = space.put_together(index)
-    bounds = _bounds(put, [piece.shape for piece in pieces])
-    if back is None:
-        return put, bounds
-    picked = Gathered(pc.take(_texts(put, bounds, pa.binary()), pa.array(back), boundscheck=False))
-    return picked, picked.relative.astype(np.int64)
+        if block.new is not None and block.relation is not None:
+            part.new = space.add_tuples(block.new, _layouts.codes(block.relation))
+        if block.old is not None and block.relation is not None:
+            part.old = space.add_tuples(block.old, _layouts.codes(block.relation))
+    return space
 
 
 def _parts(
     blocks: Sequence[Block], what: tuple[str, ...]
 ) -> tuple[list[_Part], npt.NDArray[np.intp] | None]:
-    """Blocks split by which columns are not known, for those are another layout; how to put the rows
-    back into the blocks' order, or None if nothing was split."""
+    """Blocks split by which columns are not known, for those are another layout; where each row of the
+    blocks then is, or None if nothing was split."""
     parts: list[_Part] = []
     rows: list[npt.NDArray[np.intp]] = []
     first, split = 0, False
@@ -223,113 +227,84 @@ def _parts(
         first += len(block)
     if not split:
         return parts, None
-    back = np.empty(first, np.intp)
-    back[np.concatenate(rows)] = np.arange(first)
-    return parts, back
+    places = np.empty(first, np.intp)
+    places[np.concatenate(rows)] = np.arange(first)
+    return parts, places
 
 
 def _patterns(block: Block) -> list[tuple[npt.NDArray[np.intp] | None, tuple[int, ...]]]:
+    """Rows by which of their columns are not known: in practice one or two sets."""
     if block.new is None or not (unknown := block.new.kinds == UNCHANGED).any():
         return [(None, ())]
-    packed, which = np.unique(np.packbits(unknown, axis=0), axis=1, return_inverse=True)
-    columns = np.unpackbits(packed, axis=0, count=len(unknown))
-    if columns.shape[1] == 1:
-        return [(None, tuple(np.flatnonzero(columns[:, 0]).tolist()))]
-    which = which.ravel()
-    return [
-        (np.flatnonzero(which == number), tuple(np.flatnonzero(columns[:, number]).tolist()))
-        for number in range(columns.shape[1])
-    ]
+    columns = np.flatnonzero(unknown.any(axis=1))
+    packed = np.packbits(unknown[columns], axis=0)
+    keys = packed[0] if len(packed) == 1 else np.ascontiguousarray(packed.T).view(f"V{len(packed)}").ravel()
+    _, sample, which = np.unique(keys, return_index=True, return_inverse=True)
+    found = [tuple(columns[unknown[columns, row]].tolist()) for row in sample.tolist()]
+    if len(found) == 1:
+        return [(None, found[0])]
+    return [(np.flatnonzero(which == number), pattern) for number, pattern in enumerate(found)]
 
 
-_ABSENT = Layout(b"", np.zeros(5, np.int32), np.empty(0, np.int32), np.empty(0, np.int32))
+_ABSENT = Layout(
+    b"", np.zeros(5, np.int32), np.empty(0, np.int32), np.empty(0, np.int32), np.ones(1, np.int32)
+)
 
 
 class _Sequences:
-    """The digits of every seq that occurs."""
+    """The digits of every seq that occurs, and where those of each row are."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        found = np.concatenate([*(block.seq for block in blocks), np.empty(0, np.int64)])
-        first, last = (int(found.min()), int(found.max())) if len(found) else (0, -1)
+    def __init__(self, seq: I64) -> None:
+        first, last = int(seq.min()), int(seq.max())
         # Mostly from 0 up. The end of a huge transaction and the next one's beginning lie far apart.
-        self.dense = last - first <= 4 * len(found)
-        self.values = np.arange(first, last + 1) if self.dense else np.unique(found)
-        self.digits = Gathered(pa.array(self.values).cast(pa.string()).cast(pa.binary()))
+        if last - first < len(seq):
+            values, self.places = np.arange(first, last + 1), seq - first
+        else:
+            values, self.places = np.unique(seq, return_inverse=True)
+        self.digits = Gathered(pa.array(values).cast(pa.string()).cast(pa.binary()))
 
-    def of(self, seq: I64) -> I64:
-        if self.dense:
-            return seq - self.values[0] if len(seq) else seq
-        return np.searchsorted(self.values, seq)
-
-
-@dataclass(slots=True)
-class _Heads:
-    lsn: int
-    seq: int
-    rest: int
-    seqs: _Sequences
+    @staticmethod
+    def most(rows: int) -> int:
+        """Offsets they need at most."""
+        return rows + 1
 
 
-def _heads(space: Space, transactions: Transactions, seqs: _Sequences) -> _Heads:
-    """Elements of what every line begins with."""
-    found = []
-    for stamps in member_stamps(transactions):
-        place = space.add(stamps.text.ravel()) + np.arange(len(stamps.start)) * stamps.width
-        found.append(space.add_pairs(place + stamps.start, place + stamps.width))
-    seq = space.add_run(seqs.digits.relative, space.add(seqs.digits.bytes))
-    return _Heads(found[0], seq, found[1], seqs)
+def _heads(
+    space: Space, transactions: Transactions, parts: list[tuple[_Part, I64]], index: npt.NDArray[np.int32]
+) -> None:
+    """What every line begins with, for all rows at once: `parts` says where their pieces begin."""
+    if not parts:
+        return
+    stamps = []
+    for made in member_stamps(transactions):
+        place = space.add(made.text.ravel()) + np.arange(len(made.start)) * made.width
+        stamps.append(space.add_pairs(place + made.start, place + made.width))
+    seqs = _Sequences(np.concatenate([part.block.seq for part, _ in parts]))
+    digits = space.add_run(seqs.digits.relative, space.add(seqs.digits.bytes))
+    at = np.concatenate([start for _, start in parts])
+    of = np.concatenate([part.block.transaction for part, _ in parts])
+    index[at] = np.repeat([part.text for part, _ in parts], [len(part.block) for part, _ in parts])
+    index[at + 1] = stamps[0] + 2 * of
+    index[at + 2] = digits + seqs.places
+    index[at + 3] = stamps[1] + 2 * of
 
 
-def _pieces(part: _Part, head: _Heads | None) -> npt.NDArray[np.int32]:
-    """The elements of each row's JSON, one row of the matrix each."""
+def _values(part: _Part, out: npt.NDArray[np.int32]) -> None:
+    """The texts and values behind a line's head, as elements; one row of `out` each."""
     block, layout = part.block, part.layout
-    rows, values, lead = len(block), len(layout.column), _HEAD if head is not None else 0
-    out = np.empty((rows, lead + 2 * values + 1), np.int32)
-    if head is not None:
-        out[:, 0] = part.text
-        out[:, 1] = head.lsn + 2 * block.transaction
-        out[:, 2] = head.seq + head.seqs.of(block.seq)
-        out[:, 3] = head.rest + 2 * block.transaction
-    texts = part.text + 1 + 4 * np.arange(values + 1, dtype=np.int32)
-    first = np.where(layout.source == OLD, part.old, part.new) + 2 * rows * layout.column
-    out[:, lead + 1 :: 2] = np.arange(0, 2 * rows, 2, dtype=np.int32)[:, None] + first.astype(np.int32)
-    null = _null(block, layout)
-    if null is None:
-        out[:, lead::2] = texts
-    else:
-        form = np.zeros((values + 1, rows), np.int32)
-        form[:-1] += null
-        form[1:] += 2 * null
-        form += texts[:, None]
-        out[:, lead::2] = form.T
-    return out
-
-
-def _null(block: Block, layout: Layout) -> npt.NDArray[np.bool_] | None:
-    """Per value and row of the layout: is it NULL? None if no value is."""
-    out: npt.NDArray[np.bool_] | None = None
+    rows = len(block)
+    first = part.new + (part.old - part.new) * layout.source + 2 * rows * layout.column
+    out[:, 0::2] = part.text + layout.forms
+    np.add(np.arange(0, 2 * rows, 2, dtype=np.int32)[:, None], first, out=out[:, 1::2])
     for source, tuples in enumerate((block.new, block.old)):
-        if tuples is None:
+        if tuples is None or not (null := tuples.kinds == NULL).any():
             continue
-        kinds = (
-            tuples.kinds[list(tuples.present)] if len(tuples.present) < len(tuples.kinds) else tuples.kinds
-        )
-        if not (kinds == NULL).any():
-            continue
-        if out is None:
-            out = np.zeros((len(layout.column), len(block)), np.bool_)
-        chosen = layout.source == source
-        out[chosen] = tuples.kinds[layout.column[chosen]] == NULL
-    return out
-
-
-def _bounds(put: Gathered, shapes: list[tuple[int, ...]]) -> I64:
-    found: list[npt.NDArray[Any]] = []
-    offsets, at = put.relative, 0
-    for rows, width in shapes:
-        found.append(offsets[at : at + rows * width : width])
-        at += rows * width
-    return np.concatenate([*found, offsets[-1:]]).astype(np.int64)
+        # Of the texts around a NULL, the one before has form + 1 and the one behind form + 2.
+        mine = layout.source == source
+        where = null[layout.column] & mine[:, None] if not mine.all() else null[layout.column]
+        one = where.view(np.uint8)
+        out[:, 0:-1:2] += one.T
+        out[:, 2::2] += (one << 1).T
 
 
 def _messages(space: Space, window: Window, block: Block, what: tuple[str, ...]) -> npt.NDArray[np.int32]:
@@ -352,7 +327,7 @@ def _messages(space: Space, window: Window, block: Block, what: tuple[str, ...])
     found = Gathered(pa.array([text.encode() for text in texts], pa.binary()))
     place = space.add(found.bytes)
     first = space.add_pairs(place + found.relative[:-1], place + found.relative[1:])
-    return np.arange(first, first + 2 * len(block), 2, dtype=np.int32)[:, None]
+    return np.arange(first, first + 2 * len(block), 2, dtype=np.int32)
 
 
 def _message(message: Message, lsn: str, seq: int, xid: int, time: str) -> str:

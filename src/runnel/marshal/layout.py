@@ -11,13 +11,16 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ..changes.block import I32, Block, Op
 from ..changes.relation import Relation
 from ..postgres.types import Shape
-from .values import Kinds
+from .values import codes
 
 NEW, OLD = 0, 1
+HEAD = 4
+"""Pieces of a line before its first member: op to lsn, the LSN, seq, xid and time."""
 LINE = ("line",)
 """Whole change, its end of line included. Other layouts are members of it: "key", "before" …"""
 
@@ -34,6 +37,12 @@ class Layout:
     source: I32
     """Per value: NEW or OLD."""
     column: I32
+    forms: I32
+    """Per text between values: its first form, counted from the head's text."""
+
+    def width(self, head: bool) -> int:
+        """Pieces of a row."""
+        return 2 * len(self.column) + 1 + (HEAD if head else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,7 @@ class _Writer:
             np.array([len(text) for text in encoded], np.int32),
             np.array([value.source for value in values], np.int32),
             np.array([value.column for value in values], np.int32),
+            1 + 4 * np.arange(len(between), dtype=np.int32),
         )
 
 
@@ -143,7 +153,7 @@ class Layouts:
     def __init__(self) -> None:
         self._same: dict[int, tuple[Relation, int]] = {}
         self._number: dict[Relation, int] = {}
-        self._kinds: dict[int, Kinds] = {}
+        self._codes: dict[int, npt.NDArray[np.uint16]] = {}
         self._made: dict[tuple[object, ...], Layout] = {}
 
     def find(self, block: Block, unknown: tuple[int, ...], what: tuple[str, ...]) -> Layout:
@@ -156,12 +166,12 @@ class Layouts:
             layout = self._made[key] = make(block, unknown, what)
         return layout
 
-    def kinds(self, relation: Relation) -> Kinds:
+    def codes(self, relation: Relation) -> npt.NDArray[np.uint16]:
         number = self.number(relation)
-        kinds = self._kinds.get(number)
-        if kinds is None:
-            kinds = self._kinds[number] = Kinds.of(relation)
-        return kinds
+        found = self._codes.get(number)
+        if found is None:
+            found = self._codes[number] = codes(relation)
+        return found
 
     def number(self, relation: Relation) -> int:
         known = self._same.get(id(relation))

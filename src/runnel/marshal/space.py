@@ -25,8 +25,10 @@ _LARGE = 1 << 27
 
 
 class Space:
-    def __init__(self, window: Window, texts: bytes, lengths: npt.NDArray[np.int32], size: int) -> None:
-        """`size`: how many offsets will be needed behind those of the fixed texts."""
+    def __init__(
+        self, window: Window, texts: bytes, lengths: npt.NDArray[np.int32], values: int, others: int
+    ) -> None:
+        """Room for so many values and other offsets behind those of the fixed texts."""
         self.window = window
         self.begin, self.end = window.used
         large = self.end + len(texts) >= _LARGE
@@ -40,13 +42,17 @@ class Space:
         place = 0 if in_front else self.add(self.texts)
         self._in_front = in_front
         # Arrow wants the first offset to be the smallest and the last one the largest: both are gaps.
-        self.offsets = np.empty(1 + len(lengths) + 1 + size + 1, dtype)
+        self.offsets = np.empty(1 + len(lengths) + 1 + 2 * values + others + 1, dtype)
         self.offsets[:2] = 0
         self._used = len(lengths) + 2
         np.cumsum(lengths, out=self.offsets[2 : self._used])
         self.offsets[1 : self._used] += place + len(constants)
         self.text = 1
         """Element of the first fixed text; the others follow."""
+        self.values = self._used
+        """Element of the first value; each second one is another."""
+        self.codes: npt.NDArray[np.uint16] = np.empty(values, np.uint16)
+        """Per value: what has to be done with it (see `values`)."""
         sizes = np.cumsum([0, *(len(text) for text in CONSTANTS)]) + place
         self.constant = {text: (int(sizes[i]), int(sizes[i + 1])) for i, text in enumerate(CONSTANTS)}
 
@@ -57,10 +63,13 @@ class Space:
         self._next += len(data)
         return place
 
-    def add_tuples(self, tuples: Tuples) -> int:
-        """First element: value of column k, row r is element first + 2 * (k * rows + r)."""
+    def add_tuples(self, tuples: Tuples, codes: npt.NDArray[np.uint16]) -> int:
+        """First element: value of column k, row r is element first + 2 * (k * rows + r). Tuples come
+        before anything else."""
         first, count = self._used, tuples.places.size
         self.offsets[first : first + count].reshape(tuples.places.shape)[...] = tuples.places
+        known = (first - self.values) // 2
+        self.codes[known : known + count // 2].reshape(tuples.kinds.shape)[...] = codes[:, None]
         self._used += count
         return first
 
@@ -133,6 +142,9 @@ class Gathered:
         data = array.buffers()[2]
         self.data: U8 = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
         self.bytes: U8 = self.data[int(self.offsets[0]) : int(self.offsets[-1])]
+
+    def view(self) -> memoryview:
+        return memoryview(self.bytes)  # type: ignore[arg-type]
 
     @property
     def relative(self) -> npt.NDArray[Any]:

@@ -7,7 +7,6 @@ an element of the `Space` points to. What needs Python runs once per distinct va
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,77 +39,50 @@ _ESCAPES = (
 )
 
 
-@dataclass(slots=True)
-class Kinds:
-    """A relation's columns by what has to be done with their values."""
-
-    text: list[int] = field(default_factory=list)
-    boolean: list[int] = field(default_factory=list)
-    inexact: list[int] = field(default_factory=list)
-    """Numbers that may be NaN or infinite."""
-    json: list[int] = field(default_factory=list)
-    single_byte: list[int] = field(default_factory=list)
-    """"char", which before PostgreSQL 16 may hold any byte."""
-    arrays: dict[ColumnType, list[int]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, relation: Relation) -> Kinds:
-        kinds = cls()
-        for number, column in enumerate(relation.columns):
-            type = column.type
-            if type.shape is Shape.ARRAY:
-                kinds.arrays.setdefault(type, []).append(number)
-            elif type.shape is Shape.BOOLEAN:
-                kinds.boolean.append(number)
-            elif type.shape is Shape.NUMBER:
-                if type.name in ("float4", "float8", "numeric"):
-                    kinds.inexact.append(number)
-            elif type.shape is Shape.JSON:
-                if type.name != "jsonb":  # jsonb never has a newline between its tokens
-                    kinds.json.append(number)
-            elif type.name == "char":
-                kinds.single_byte.append(number)
-            elif type.oid not in _PLAIN:
-                kinds.text.append(number)
-        return kinds
+# What has to be done with a value.
+NOTHING, TEXT, BOOLEAN, INEXACT, JSON, SINGLE_BYTE = range(6)
+_FIRST_ARRAY = 16
+_array_types: list[ColumnType] = []
+"""Array type i has the code _FIRST_ARRAY + i."""
 
 
-class Rewriter:
-    """Collects elements by kind over all blocks, then rewrites each kind at once."""
-
-    def __init__(self) -> None:
-        self._elements: dict[str, list[Elements]] = {}
-        self._arrays: dict[ColumnType, list[Elements]] = {}
-
-    def collect(self, kinds: Kinds, first: int, rows: int) -> None:
-        """`first`: element of column 0, row 0 of tuples that were added to the space."""
-        row = np.arange(first, first + 2 * rows, 2)
-        for name in ("text", "boolean", "inexact", "json", "single_byte"):
-            if columns := getattr(kinds, name):
-                found = (row + (2 * rows * np.array(columns))[:, None]).ravel()
-                self._elements.setdefault(name, []).append(found)
-        for type, columns in kinds.arrays.items():
-            found = (row + (2 * rows * np.array(columns))[:, None]).ravel()
-            self._arrays.setdefault(type, []).append(found)
-
-    def rewrite(self, space: Space) -> None:
-        for name, work in (
-            ("boolean", _booleans),
-            ("inexact", _not_finite),
-            ("json", _newlines),
-            ("single_byte", _single_bytes),
-            ("text", _escape),
-        ):
-            if name in self._elements:
-                work(space, _present(space, np.concatenate(self._elements[name])))
-        for type, found in self._arrays.items():
-            _arrays(space, _present(space, np.concatenate(found)), type)
+def _code(type: ColumnType) -> int:
+    if type.shape is Shape.ARRAY:
+        if type not in _array_types:
+            _array_types.append(type)
+        return _FIRST_ARRAY + _array_types.index(type)
+    if type.shape is Shape.BOOLEAN:
+        return BOOLEAN
+    if type.shape is Shape.NUMBER:  # the inexact ones may be NaN or infinite
+        return INEXACT if type.name in ("float4", "float8", "numeric") else NOTHING
+    if type.shape is Shape.JSON:  # jsonb never has a newline between its tokens
+        return JSON if type.name != "jsonb" else NOTHING
+    if type.name == "char":  # before PostgreSQL 16 it may hold any byte
+        return SINGLE_BYTE
+    return NOTHING if type.oid in _PLAIN else TEXT
 
 
-def _present(space: Space, elements: Elements) -> Elements:
-    """Those with a text that is not empty: NULL and unchanged need nothing, nor does ''."""
-    there = space.offsets[elements + 1] > space.offsets[elements]
-    return elements if there.all() else elements[there]
+def codes(relation: Relation) -> npt.NDArray[np.uint16]:
+    """Per column of a relation: what has to be done with its values."""
+    return np.array([_code(column.type) for column in relation.columns], np.uint16)
+
+
+def rewrite(space: Space) -> None:
+    """Give every value in the space the text it has in JSON."""
+    for code in np.flatnonzero(np.bincount(space.codes)).tolist():
+        if code == NOTHING:
+            continue
+        elements = space.values + 2 * np.flatnonzero(space.codes == code)
+        # NULL and unchanged have no text and need nothing, nor does ''.
+        there = space.offsets[elements + 1] > space.offsets[elements]
+        if not there.all():
+            elements = elements[there]
+        if not len(elements):
+            continue
+        if code >= _FIRST_ARRAY:
+            _arrays(space, elements, _array_types[code - _FIRST_ARRAY])
+        else:
+            _WORK[code](space, elements)
 
 
 def _point(space: Space, elements: Elements, constant: str) -> None:
@@ -143,8 +115,6 @@ def _hit(found: Gathered, hits: U8) -> npt.NDArray[np.intp]:
 
 def _newlines(space: Space, elements: Elements) -> None:
     """Valid json has raw newlines only between tokens: spaces say the same and keep it on one line."""
-    if not len(elements):
-        return
     found = space.gather(elements)
     hits = (found.bytes == ord("\n")) | (found.bytes == ord("\r"))
     if not hits.any():
@@ -157,8 +127,6 @@ def _newlines(space: Space, elements: Elements) -> None:
 
 
 def _escape(space: Space, elements: Elements) -> None:
-    if not len(elements):
-        return
     found = space.gather(elements)
     data = found.bytes
     hits = (data < 32) | (data == ord('"')) | (data == ord("\\"))
@@ -181,9 +149,8 @@ def _single_bytes(space: Space, elements: Elements) -> None:
     def text(value: bytes) -> str:
         return f"\\{value[0]:03o}" if len(value) == 1 and value[0] > 127 else value.decode()
 
-    if len(elements):
-        out = _distinct(space.gather(elements).array, lambda value: quote(text(value))[1:-1])
-        space.replace(elements, out.relative, out.bytes)
+    out = _distinct(space.gather(elements).array, lambda value: quote(text(value))[1:-1])
+    space.replace(elements, out.relative, out.bytes)
 
 
 def _distinct(values: pa.Array, function: Callable[[bytes], str]) -> Gathered:
@@ -209,8 +176,6 @@ def _arrays(space: Space, elements: Elements, type: ColumnType) -> None:
 def _number_arrays(space: Space, elements: Elements) -> Elements:
     """Numbers and NULLs become JSON letter by letter: `{1,NULL}` and `[1,null]` have one length. Gives
     back those that do not: with explicit bounds, NaN or an infinity."""
-    if not len(elements):
-        return elements
     found = space.gather(elements)
     odd = (found.bytes == ord("=")) | (found.bytes == ord("a")) | (found.bytes == ord("y"))
     slow = elements[:0]
@@ -221,3 +186,12 @@ def _number_arrays(space: Space, elements: Elements) -> Elements:
         found = space.gather(elements)
     space.replace(elements, found.relative, _TRANSLATED[found.bytes])
     return slow
+
+
+_WORK: dict[int, Callable[[Space, Elements], None]] = {
+    TEXT: _escape,
+    BOOLEAN: _booleans,
+    INEXACT: _not_finite,
+    JSON: _newlines,
+    SINGLE_BYTE: _single_bytes,
+}
