@@ -32,7 +32,7 @@ format: setup  ## bring the code into its format
 	$(RUN) ruff check --fix .
 
 generate: setup  ## write the generated pages: configuration reference, JSON Schema, commands
-	$(RUN) scripts.reference
+	.venv/bin/python scripts/reference.py
 
 docs: setup  ## build the site into site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet

@@ -78,6 +78,9 @@ def _explain(detail: ErrorDetails, document: Document) -> tuple[str, str]:
     elif kind == "value_error":
         what = str(context.get("error", what))
         hint = "see the configuration reference for this field"
+        problem, colon, remedy = what.rpartition(": ")
+        if colon:  # a sink's own validator says both in one sentence
+            what, hint = problem, remedy
         if what.startswith("expected "):
             what, hint = f"{_quoted(given)} cannot be read", "write " + what.removeprefix("expected ")
     else:
