@@ -36,6 +36,8 @@ class FilesSettings(SinkSettings):
     def _possible(self) -> Self:
         if self.format == "parquet" and self.layout == "stream":
             raise ValueError("Parquet has typed columns per table: use `layout: table`")
+        if self.max_record_bytes is not None and self.format != "jsonl":
+            raise ValueError("max_record_bytes is the length of a JSON line: use `format: jsonl`")
         if self.roll_bytes < 1:
             raise ValueError("roll_bytes must be at least 1")
         if self.remote and "@" in urlsplit(self.path).netloc:

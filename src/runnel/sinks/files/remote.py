@@ -1,0 +1,111 @@
+"""An output on an object store, through pyarrow's file systems.
+
+Objects appear whole when their stream is closed, and replacing one is atomic: that is all the sink
+needs. There is no lock here: two owners are told apart by the epoch in the record, and by the lock
+that the owner of a pipeline holds in the state database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from pyarrow import fs
+
+from ...errors import UsageError
+from .names import STAGE, number_of
+from .place import StageFile
+
+
+class RemotePlace:
+    def __init__(self, url: str, filesystem: fs.FileSystem | None = None, base: str = "") -> None:
+        self.root = url.partition("?")[0]
+        if filesystem is None:
+            try:
+                filesystem, base = fs.FileSystem.from_uri(url)
+            except (OSError, ValueError, NotImplementedError) as error:
+                raise UsageError(
+                    f"{self.root} cannot be opened: {error}",
+                    hint="s3://, gs://, abfs:// and hdfs:// can be",
+                ) from error
+        self._fs = filesystem
+        self._base = base.rstrip("/")
+
+    def _at(self, name: str) -> str:
+        return f"{self._base}/{name}"
+
+    def make(self) -> None:
+        return  # an object store has no directories
+
+    def lock(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            with self._fs.open_input_stream(self._at(name)) as stream:
+                data: bytes = stream.read()
+                return data
+        except FileNotFoundError:
+            return None
+
+    def replace(self, name: str, data: bytes) -> None:
+        with self._fs.open_output_stream(self._at(name)) as stream:
+            stream.write(data)
+
+    def data_names(self) -> list[str]:
+        return [
+            name
+            for name in self._names("")
+            if number_of(name) is not None and not name.startswith(("_", "."))
+        ]
+
+    def _names(self, under: str) -> list[str]:
+        base = self._at(under).rstrip("/")
+        infos = self._fs.get_file_info(fs.FileSelector(base, allow_not_found=True, recursive=True))
+        skip = len(self._base) + 1
+        return [info.path[skip:] for info in infos if info.type == fs.FileType.File]
+
+    def size(self, name: str) -> int | None:
+        info = self._fs.get_file_info(self._at(name))
+        return None if info.type == fs.FileType.NotFound else int(info.size)
+
+    def remove(self, name: str) -> None:
+        try:
+            self._fs.delete_file(self._at(name))
+        except FileNotFoundError:
+            return
+
+    def sweep(self) -> None:
+        for name in self._names(STAGE):
+            self.remove(name)
+
+    def stage(self, name: str) -> StageFile:
+        return _RemoteStage(self._fs, self._at(name))
+
+    def source(self, name: str) -> Any:
+        return self._fs.open_input_file(self._at(name))
+
+    @contextmanager
+    def create(self, name: str, staged: str) -> Iterator[Any]:
+        with self._fs.open_output_stream(self._at(name)) as stream:
+            yield stream
+
+    def publish(self, staged: str, name: str) -> None:
+        self._fs.copy_file(self._at(staged), self._at(name))
+
+
+class _RemoteStage:
+    def __init__(self, filesystem: fs.FileSystem, path: str) -> None:
+        self._fs = filesystem
+        self._path = path
+        self._stream: Any = None
+
+    def write(self, data: bytes | memoryview) -> None:
+        if self._stream is None:
+            self._stream = self._fs.open_output_stream(self._path)
+        self._stream.write(data)
+
+    def close(self, *, durable: bool) -> None:
+        if self._stream is not None:
+            self._stream.close()

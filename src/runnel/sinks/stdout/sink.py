@@ -1,0 +1,160 @@
+"""The stdout sink: tasks stage JSON lines beside the log, the driver copies them to descriptor 1.
+
+A pipe cannot hold a position: `runnel.progress` does, written after the lines are out. So after a
+crash some lines may come again; (lsn, seq) names each change, to drop repeats by. A reader that is
+gone ends the run: nothing is lost, the next one goes on after what was written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ...changes.block import Window
+from ...errors import Refused
+from ...failpoints import failpoint
+from ...postgres.lsn import Lsn
+from ...progress.position import Position
+from ..api import Attempt, Batch, Capabilities, Plan, Receipt, Reject, Sink, Writer
+from ..files.place import LocalPlace
+from ..files.record import already_there
+from ..files.stage import Piece, TextStage, stage_base, to_payload
+from ..files.text import JsonLines
+from ..registry import SinkContext
+from ..transfer import copy_range
+from ..trouble import told
+from .settings import StdoutSettings
+
+_WHERE = "standard output"
+
+
+def sink(settings: StdoutSettings, context: SinkContext) -> Sink:
+    return Stdout(settings, context.stage)
+
+
+def writer(task: Mapping[str, Any], attempt: Attempt) -> Writer:
+    return StdoutWriter(task, attempt)
+
+
+class Stdout:
+    def __init__(self, settings: StdoutSettings, stage: str, fd: int = 1) -> None:
+        self.capabilities = Capabilities(
+            plan=Plan.STAGED,
+            holds_position=False,
+            guarantee="at least once: (lsn, seq) names each change, to drop repeats by",
+            max_record_bytes=settings.max_record_bytes,
+        )
+        self._place = LocalPlace(stage)
+        self._fd = fd
+        self._lsn = Lsn(0)
+        self._epoch = 0
+
+    def open(self, position: Position) -> Position:
+        self._place.make()
+        with told(self._place.root):
+            self._place.sweep()
+        self._lsn, self._epoch = position.lsn, position.epoch
+        return position
+
+    def task(self) -> Mapping[str, Any]:
+        return {
+            "root": self._place.root,
+            "stage": f"e{self._epoch:08d}",
+            "longest": self.capabilities.max_record_bytes,
+        }
+
+    def commit(self, batch: Batch, receipts: Sequence[Receipt]) -> Lsn:
+        pieces = [
+            Piece(**piece)
+            for receipt in sorted(receipts, key=lambda r: r.index)
+            for piece in receipt.payload["pieces"]
+        ]
+        if not already_there(self._lsn, batch, _WHERE):
+            with self._whole_or_nothing():
+                for piece in pieces:
+                    self._copy(piece)
+                failpoint("sink.written")
+            self._lsn = batch.end
+            failpoint("sink.committed")
+        for name in {piece.file for piece in pieces}:
+            self._place.remove(name)
+        return self._lsn
+
+    def tick(self) -> Lsn:
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            raise _reader_gone()
+        return self._lsn
+
+    def flush(self) -> Lsn:
+        return self._lsn
+
+    def reposition(self, lsn: Lsn) -> None:
+        self._lsn = lsn
+
+    def close(self) -> None:
+        return
+
+    def _copy(self, piece: Piece) -> None:
+        source = os.open(self._place.path(piece.file), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            copy_range(source, piece.offset, piece.bytes, self._fd)
+        finally:
+            os.close(source)
+
+    @contextmanager
+    def _whole_or_nothing(self) -> Iterator[None]:
+        """Where standard output is a file, a failed commit leaves no half line in it."""
+        file = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        before = 0
+        if file:
+            at_end = fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_APPEND
+            before = os.lseek(self._fd, 0, os.SEEK_END if at_end else os.SEEK_CUR)
+        try:
+            with told(_WHERE):
+                yield
+        except BaseException as error:
+            if file:
+                os.ftruncate(self._fd, before)
+                os.lseek(self._fd, before, os.SEEK_SET)
+            if isinstance(error.__cause__, BrokenPipeError):
+                raise _reader_gone() from error
+            raise
+
+
+def _reader_gone() -> Refused:
+    return Refused(
+        "the reader of standard output is gone",
+        hint="nothing is lost: the next run goes on after the last change that was written",
+    )
+
+
+class StdoutWriter:
+    def __init__(self, task: Mapping[str, Any], attempt: Attempt) -> None:
+        self._lines = JsonLines(by_table=False, longest=task["longest"])
+        self._root = task["root"]
+        base = stage_base(task["stage"], attempt)
+        self._stage = TextStage(LocalPlace(self._root), base, codec="none", limit=1 << 62)
+
+    def write(self, window: Window) -> Sequence[Reject]:
+        rejects: list[Reject] = []
+        with told(self._root):
+            for portion in self._lines.encode(window, rejects):
+                self._stage.add(portion)
+        return rejects
+
+    def finish(self) -> Mapping[str, Any]:
+        with told(self._root):
+            return to_payload(self._stage.finish(durable_from=1 << 62))
+
+    def abort(self) -> None:
+        try:
+            self._stage.abort()
+        except OSError:
+            return  # the next owner sweeps the stage

@@ -1,0 +1,301 @@
+"""What every sink must hold (sinks/api.py), over every registered sink and one for each plan."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contract.sinks import (
+    LINEAGE,
+    ORIGIN,
+    TARGETS,
+    Name,
+    Pipeline,
+    Target,
+    batch_of,
+    history,
+    names,
+)
+from runnel import failpoints
+from runnel.errors import Refused, RunnelError, Transient
+from runnel.log.api import Lineage
+from runnel.postgres.lsn import Lsn
+from runnel.progress.position import Position
+from runnel.sinks.api import Batch, Plan
+from runnel.sinks.registry import SINKS
+
+HISTORY = history()
+
+
+@pytest.fixture(params=TARGETS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def target(kind: str, tmp_path: Path) -> Target:
+    return TARGETS[kind](tmp_path)
+
+
+def once(seen: list[Name], exactly: bool) -> list[Name]:
+    """What a consumer is left with: as it is, or with repeats dropped by (lsn, seq)."""
+    if exactly:
+        return seen
+    return list(dict.fromkeys(seen))
+
+
+def check(target: Target, sink_holds_position: bool, plan: Plan, expected: list[Name]) -> None:
+    seen = once(target.seen(), sink_holds_position)
+    if plan is Plan.KEYED:  # in order for each key, not over all of them
+        assert sorted(seen) == expected
+        for parity in (0, 1):
+            some = [n for n in seen if _task(n) == parity]
+            assert some == sorted(some)
+    else:
+        assert seen == expected
+
+
+def _task(name: Name) -> int:
+    changes = {(t.lsn, seq): c for t in HISTORY for seq, c in enumerate(t.changes)}
+    table = changes[name].relation
+    assert table is not None
+    return len(table.name) % 2
+
+
+def test_every_registered_sink_is_in_the_suite() -> None:
+    assert {name.partition("-")[0] for name in TARGETS} >= set(SINKS)
+
+
+def test_each_change_arrives_once_and_in_order(target: Target, tmp_path: Path) -> None:
+    pipeline = Pipeline(target, tmp_path)
+    pipeline.run(HISTORY)
+    pipeline.flush()
+    pipeline.close()
+    assert pipeline.progress.load().lsn == HISTORY[-1].end
+    check(target, True, pipeline.sink.capabilities.plan, names(HISTORY))
+
+
+def test_a_later_start_goes_on_where_the_authority_stands(target: Target, tmp_path: Path) -> None:
+    first = Pipeline(target, tmp_path)
+    first.run(HISTORY[:5])
+    first.flush()
+    first.close()
+    second = Pipeline(target, tmp_path)
+    assert second.position.lsn == HISTORY[4].end
+    second.run(HISTORY, size=3)  # other borders than before
+    second.flush()
+    second.close()
+    check(target, True, second.sink.capabilities.plan, names(HISTORY))
+
+
+def test_a_commit_that_is_already_there_is_skipped(target: Target, tmp_path: Path) -> None:
+    pipeline = Pipeline(target, tmp_path)
+    batch = batch_of(ORIGIN, HISTORY[:3])
+    pipeline.commit(batch, pipeline.tasks(batch, HISTORY[:3]))
+    part = batch_of(ORIGIN, HISTORY[:2])
+    exactly = pipeline.sink.capabilities.plan is not Plan.KEYED
+    pipeline.commit(part, pipeline.tasks(part, HISTORY[:2]))
+    pipeline.commit(batch, pipeline.tasks(batch, HISTORY[:3]))
+    pipeline.flush()
+    assert pipeline.progress.load().lsn == batch.end
+    check(target, exactly, pipeline.sink.capabilities.plan, names(HISTORY[:3]))
+    pipeline.close()
+
+
+@pytest.mark.parametrize("start", [ORIGIN - 1, ORIGIN + 1])
+def test_a_batch_that_begins_elsewhere_is_refused(target: Target, tmp_path: Path, start: int) -> None:
+    pipeline = Pipeline(target, tmp_path)
+    batch = Batch(Lsn(start), Lsn(HISTORY[2].end), 1, 2)
+    with pytest.raises(Refused, match="0/1000"):
+        pipeline.commit(batch, pipeline.tasks(batch, HISTORY[:3]))
+    pipeline.close()
+
+
+def test_an_empty_batch_moves_the_position(target: Target, tmp_path: Path) -> None:
+    pipeline = Pipeline(target, tmp_path)
+    assert pipeline.sink.commit(Batch(ORIGIN, Lsn(0x9000), 0, 0), []) == 0x9000
+    pipeline.close()
+    if pipeline.sink.capabilities.holds_position:
+        again = Pipeline(target, tmp_path)
+        assert again.position.lsn == 0x9000
+        again.close()
+
+
+def test_an_attempt_without_a_receipt_is_never_seen(target: Target, tmp_path: Path) -> None:
+    pipeline = Pipeline(target, tmp_path)
+    if pipeline.sink.capabilities.plan is not Plan.STAGED:
+        pytest.skip("only staged attempts can be finished and not named")
+    batch = batch_of(ORIGIN, HISTORY[:4])
+    pipeline.tasks(batch, HISTORY[:4])
+    pipeline.commit(batch, pipeline.tasks(batch, HISTORY[:4]))
+    pipeline.run(HISTORY[:6])
+    pipeline.flush()
+    check(target, True, Plan.STAGED, names(HISTORY[:6]))
+    pipeline.close()
+
+
+def test_an_aborted_attempt_leaves_nothing(target: Target, tmp_path: Path) -> None:
+    from contract.sinks import Attempt, window
+
+    pipeline = Pipeline(target, tmp_path)
+    batch = batch_of(ORIGIN, HISTORY[:1])
+    writer = target.writer(pipeline.sink.task(), Attempt(batch.start, batch.end, 0, "gone"))
+    if pipeline.sink.capabilities.plan is not Plan.KEYED:
+        writer.write(window(HISTORY[0]))
+    writer.abort()
+    pipeline.run(HISTORY[:4])
+    pipeline.flush()
+    pipeline.close()
+    check(target, True, pipeline.sink.capabilities.plan, names(HISTORY[:4]))
+
+
+def _fail_at(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    monkeypatch.setattr(failpoints, "_points", {point: ("raise", 1)})
+    monkeypatch.setattr(failpoints, "_passed", {})
+
+
+@pytest.mark.parametrize("point", ["sink.written", "sink.committed"])
+def test_a_commit_that_failed_is_repeated_without_harm(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    pipeline = Pipeline(target, tmp_path)
+    _fail_at(monkeypatch, point)
+    some = HISTORY[:4]
+    batch = batch_of(ORIGIN, some)
+    try:
+        receipts = pipeline.tasks(batch, some)
+        pipeline.commit(batch, receipts)
+        pipeline.flush()
+    except Transient:
+        receipts = pipeline.tasks(batch, some)
+        pipeline.commit(batch, receipts)
+        pipeline.flush()
+    assert failpoints._passed, f"{point} was never passed"
+    exactly = pipeline.sink.capabilities.plan is not Plan.KEYED
+    check(target, exactly, pipeline.sink.capabilities.plan, names(some))
+    pipeline.run(HISTORY)
+    pipeline.flush()
+    pipeline.close()
+    check(target, exactly, pipeline.sink.capabilities.plan, names(HISTORY))
+
+
+def test_the_same_receipts_can_be_committed_again_after_a_failure(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(target, tmp_path)
+    if pipeline.sink.capabilities.plan is not Plan.STAGED:
+        pytest.skip("the other plans write in their tasks")
+    batch = batch_of(ORIGIN, HISTORY)
+    receipts = pipeline.tasks(batch, HISTORY)
+    _fail_at(monkeypatch, "sink.written")
+    try:
+        pipeline.commit(batch, receipts)
+        pipeline.flush()
+    except Transient:
+        pipeline.commit(batch, receipts)
+        pipeline.flush()
+    pipeline.close()
+    check(target, True, Plan.STAGED, names(HISTORY))
+
+
+def test_a_second_owner_takes_over_and_the_first_is_refused(target: Target, tmp_path: Path) -> None:
+    first = Pipeline(target, tmp_path)
+    first.run(HISTORY[:4])
+    second = Pipeline(target, tmp_path)
+    second.run(HISTORY[:8])
+    second.flush()
+    batch = batch_of(Lsn(HISTORY[7].end), HISTORY[8:10])
+    with pytest.raises(Refused):
+        first.commit(batch, first.tasks(batch, HISTORY[8:10]))
+    second.run(HISTORY)
+    second.flush()
+    plan = second.sink.capabilities.plan
+    check(target, second.sink.capabilities.holds_position, plan, names(HISTORY))
+    first.close()
+    second.close()
+
+
+def test_a_target_of_another_lineage_is_refused(target: Target, tmp_path: Path) -> None:
+    first = Pipeline(target, tmp_path)
+    first.run(HISTORY[:2])
+    first.flush()
+    first.close()
+    if not first.sink.capabilities.holds_position:
+        pytest.skip("the target has no record")
+    for other in (replace(LINEAGE, slot="shop_other123"), Lineage("1", 1, LINEAGE.slot)):
+        sink = target.sink()
+        with pytest.raises(Refused):
+            sink.open(Position(other, 9, ORIGIN))
+        sink.close()
+
+
+def test_an_earlier_epoch_cannot_open_what_a_later_one_owns(target: Target, tmp_path: Path) -> None:
+    sink = target.sink()
+    sink.open(Position(LINEAGE, 5, ORIGIN))
+    if not sink.capabilities.holds_position:
+        sink.close()
+        pytest.skip("the target has no record")
+    late = target.sink()
+    with pytest.raises(Refused):
+        late.open(Position(LINEAGE, 4, ORIGIN))
+    sink.close()
+    late.close()
+
+
+def test_a_replay_writes_again_from_where_it_is_told(target: Target, tmp_path: Path) -> None:
+    pipeline = Pipeline(target, tmp_path)
+    pipeline.run(HISTORY[:4])
+    pipeline.flush()
+    pipeline.sink.reposition(Lsn(HISTORY[1].end))
+    pipeline.accepted = Lsn(HISTORY[1].end)
+    pipeline.run(HISTORY[:4])
+    pipeline.flush()
+    pipeline.close()
+    assert sorted(target.seen()) == sorted(names(HISTORY[:4]) + names(HISTORY[2:4]))
+
+
+def test_the_task_and_the_capabilities_are_data(target: Target, tmp_path: Path) -> None:
+    import json
+
+    pipeline = Pipeline(target, tmp_path)
+    assert json.loads(json.dumps(dict(pipeline.sink.task())))
+    assert pipeline.sink.capabilities.guarantee
+    assert isinstance(pipeline.sink.capabilities.plan, Plan)
+    pipeline.close()
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("point", ["sink.staged", "sink.written", "sink.committed", "progress.before"])
+def test_killed_at_a_step_each_change_is_there_once_after_the_next_start(
+    kind: str, target: Target, tmp_path: Path, point: str, nth: int
+) -> None:
+    path = os.pathsep.join(sys.path)  # also where `runnel` is not installed
+    done = subprocess.run(
+        [sys.executable, "-m", "contract.sinks", kind, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path, "RUNNEL_FAILPOINTS": f"{point}=kill@{nth}"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (-9, 0), done.stderr
+    assert done.returncode == -9 or nth == 2, f"{point} was never passed"
+    pipeline = Pipeline(target, tmp_path)
+    pipeline.run(HISTORY, size=5)
+    pipeline.flush()
+    pipeline.close()
+    capabilities = pipeline.sink.capabilities
+    check(target, capabilities.holds_position, capabilities.plan, names(HISTORY))
+
+
+def test_errors_of_sinks_say_what_to_do(target: Target, tmp_path: Path) -> None:
+    pipeline = Pipeline(target, tmp_path)
+    batch = Batch(Lsn(ORIGIN + 1), Lsn(HISTORY[2].end), 1, 2)
+    with pytest.raises(RunnelError) as caught:
+        pipeline.commit(batch, pipeline.tasks(batch, HISTORY[:3]))
+    assert caught.value.hint
+    pipeline.close()
