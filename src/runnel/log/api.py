@@ -172,7 +172,8 @@ class ChangeLog(Protocol):
 
     def append(self, parts: Sequence[Filled]) -> None:
         """Make the parts of one chunk durable, then visible, all together. `Refused` if something
-        already begins at their start."""
+        already begins at their start, or if they do not begin where the log ends. `Transient` if the
+        disk is full: the same call may be made again. Only after it returned may it be acknowledged."""
         ...
 
     def advance(self, header: ChunkHeader) -> None:
@@ -189,6 +190,10 @@ class ChangeLog(Protocol):
 
     def open(self, name: str) -> ChunkReader: ...
 
+    def lineage(self) -> Lineage | None:
+        """Of the last chunk; None for an empty log."""
+        ...
+
     def trim(self, upto: Lsn, *, keep_since: int = 0) -> int:
         """Delete chunks that end at or before `upto` and whose last commit is older than
         `keep_since` (µs since 1970; 0 keeps none for replay). Returns the bytes freed."""
@@ -197,6 +202,10 @@ class ChangeLog(Protocol):
     def sweep(self) -> list[str]:
         """By the owner, at start: remove what an earlier writer left unfinished; names of files that are
         not ours are returned, never removed."""
+        ...
+
+    def destroy(self) -> None:
+        """Remove everything that is the log's, and the place itself if nothing else is in it."""
         ...
 
 
