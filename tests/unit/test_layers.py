@@ -18,7 +18,7 @@ LAYERS = (
     {"sinks"},
     {"config"},
     {"capture", "spark"},
-    {"supervisor", "pyspark_runnel"},
+    {"overview", "supervisor", "pyspark_runnel"},
     {"demo"},
     {"cli"},
     {"__main__"},
