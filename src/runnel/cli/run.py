@@ -1,0 +1,97 @@
+"""`runnel run`: capture and pipelines under one supervisor."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import UsageError
+from .invocation import LogFormat, invocation
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+logger = logging.getLogger("runnel.run")
+
+
+def run(
+    ctx: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PIPELINE…]", help="Only these pipelines; default: all that are configured."
+        ),
+    ] = None,
+    once: bool = typer.Option(
+        False, "--once", help="Deliver everything committed up to now, acknowledge it, and end."
+    ),
+    source: str | None = typer.Option(
+        None, "--source", metavar="URL", help="The source's URL: together with --sink no file is needed."
+    ),
+    sink: str | None = typer.Option(
+        None, "--sink", metavar="TYPE,KEY=VALUE", help="Where to write: stdout, files,path=out, or a URL."
+    ),
+) -> int:
+    called = invocation(ctx)
+    overrides: dict[str, Any] = {}
+    if source is not None:
+        overrides["source.url"] = source
+    if sink is not None:
+        from ..config.flags import sink_from_flag
+
+        overrides["pipelines.runnel.sink"] = sink_from_flag(sink)
+        if source is None and called.config is None:
+            raise UsageError("--sink needs --source", hint="runnel run --source URL --sink stdout")
+    without_file = called.config is None and source is not None
+    config = called.load(overrides, file=not without_file)
+    chosen = _chosen(config, names, None if sink is None else "runnel")
+
+    from ..postgres.connect import where
+    from ..supervisor.supervisor import Supervisor
+
+    to_stdout = any(config.pipelines[name].sink.type == "stdout" for name in chosen)
+    plain = called.log_format is LogFormat.JSON or (to_stdout and sys.stdout.isatty())
+    supervisor = Supervisor(config, chosen, once=once, plain=plain)
+    slot: list[str] = []
+    try:
+        return supervisor.run(lambda: slot.append(_prepare(config)))
+    finally:
+        if without_file and slot:
+            sys.stderr.write(
+                f"replication slot {slot[-1]} stays on the source and holds its WAL;"
+                f" to remove it: RUNNEL_SOURCE_URL={where(config.source_url)} runnel destroy\n"
+            )
+
+
+def _chosen(config: Config, names: list[str] | None, from_flags: str | None) -> list[str]:
+    chosen = names or ([from_flags] if from_flags else list(config.pipelines))
+    unknown = [name for name in chosen if name not in config.pipelines]
+    if unknown:
+        raise UsageError(
+            f"there is no pipeline {unknown[0]!r}",
+            hint=f"pipelines: {', '.join(config.pipelines) or 'none'}",
+        )
+    if not chosen:
+        raise UsageError("no pipeline is configured", hint="add one under `pipelines`, or give --sink")
+    return list(dict.fromkeys(chosen))
+
+
+def _prepare(config: Config) -> str:
+    """The implied `init`. Gives the slot's name."""
+    import psycopg
+
+    from ..capture.subscription import init_from
+    from ..failures import explain
+
+    try:
+        outcome = init_from(config, lambda text: logger.info("%s", text))
+    except psycopg.Error as error:
+        raise explain(error) from error
+    for note in outcome.notes:
+        logger.warning("%s", note)
+    for table in outcome.membership.problems() if outcome.created else ():
+        logger.warning("%s: %s (%s)", table.label, table.reason, table.remedy or "see runnel check")
+    return outcome.subscription.slot

@@ -1,0 +1,420 @@
+"""One pipeline in the driver: a streaming query whose batches are committed to the sink, and restarted.
+
+What comes in: the change log, from the position that the sink (else the state) holds. What goes out:
+batches in the sink, the position in the state, events for the supervisor.
+
+What must hold:
+- every start of a query begins at the authority's position with a fresh checkpoint directory;
+- the order of a batch is: letters stored, sink committed, position stored. What dies in between is
+  repeated, and the sink's compare-and-set on the batch's start makes the repetition harmless;
+- what may heal is retried with back-off under the state `retrying`; what cannot makes this pipeline
+  `failed` and leaves the others alone;
+- a stop lets the running batch finish: `q.stop()` would interrupt it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from ..config.models import Config
+from ..errors import Kind, Refused, RunnelError, Transient
+from ..events import emit
+from ..failpoints import failpoint
+from ..log import open_log
+from ..postgres.lsn import Lsn
+from ..progress.position import Position
+from ..progress.state import State
+from ..sinks.api import Batch, Plan, Reject, Sink
+from ..sinks.registry import SINKS, SinkContext
+from . import session as spark_session
+from .progress import Progress
+from .receipts import BatchReport
+from .work import WorkSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+LOOK = 0.25
+"""Seconds between two looks at the query, the bound and a wish to stop."""
+TICK = 1.0
+QUIET = 0.3
+"""Longer than from the planner's offer to the batch's first step in the driver."""
+PARKED_MAX_BYTES = 16 << 20
+"""Changes of parked keys travel through the driver: smaller batches bound its memory."""
+ONCE_PATIENCE = 60.0
+"""`--once` retries this long without progress."""
+LOST_OWNER_PATIENCE = 90.0
+"""After our own connection was cut the server may hold our lock this long."""
+
+
+class Outcome(StrEnum):
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class Rerun(Exception):
+    """Keys were parked: the same batch again, at once, with the new set."""
+
+
+class Pipeline:
+    """Runs in a thread of its own (`run`); `stop` may be called from any other."""
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        scratch: Path,
+        spark: Callable[[], SparkSession],
+        *,
+        until: Lsn | None = None,
+    ) -> None:
+        self.name = name
+        self.error: RunnelError | None = None
+        self._config = config
+        self._settings = config.pipelines[name]
+        self._scratch = scratch
+        self._control = scratch / "hold"
+        self._spark = spark
+        self._until = until
+        self._log = open_log(config.log.path)
+        self._state: State | None = None
+        self._lost_owner_at: float | None = None
+        self._sink: Sink | None = None
+        self._progress = Progress(name, self._log)
+        self._lock = threading.Lock()
+        """Held while a batch runs, so that ticks come between batches."""
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._failure: BaseException | None = None
+        self._life = 0
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+
+    # the life of the pipeline
+
+    def run(self) -> Outcome:
+        pause = 0.0
+        failing_since: float | None = None
+        while not self._stop.is_set():
+            before = self._progress.accepted
+            try:
+                return self._attempt()
+            except Rerun:
+                continue
+            except Exception as caught:  # noqa: BLE001  whatever it is, it is told and classified here
+                error = _as_error(caught)
+                lost = isinstance(caught, psycopg.OperationalError)
+            finally:
+                self._close_sink()
+            if self._progress.accepted > before:
+                pause, failing_since = 0.0, None
+            failing_since = failing_since or time.monotonic()
+            out_of_time = self._until is not None and time.monotonic() - failing_since > ONCE_PATIENCE
+            if error.kind is not Kind.TRANSIENT or out_of_time:
+                return self._fail(error)
+            pause = min(30.0, max(0.5, pause * 2))
+            self._tell("retrying", error)
+            if lost:
+                self._forget_state()
+            self._stop.wait(pause)
+        self._tell("stopped")
+        return Outcome.STOPPED
+
+    def _attempt(self) -> Outcome:
+        """One life of the query, from claiming the pipeline to a stop, the bound, or an error."""
+        self._failure = None
+        self._wake.clear()
+        self._tell("starting")
+        state, recorded = self._claim()
+        sink_type = SINKS[self._settings.sink.type]
+        stage = f"{self._config.log.path}/_stage/{self.name}"
+        self._sink = sink = sink_type.sink(self._settings.sink, SinkContext(self.name, stage))
+        position = sink.open(recorded)
+        self._progress.begin(position, recorded.lsn, holds_position=sink.capabilities.holds_position)
+        self._check_log(position)
+        if self._reached() or self._stop.is_set():
+            return self._finish()
+        query = self._start_query(position, sink, state.parked(self.name))
+        try:
+            self._watch(query)
+            self._quiesce(query)
+            return self._finish()
+        finally:
+            query.stop()
+
+    def _watch(self, query: StreamingQuery) -> None:
+        """Returns when the pipeline shall end; raises what made the query fail."""
+        next_tick = 0.0
+        paused = False
+        while True:
+            self._wake.wait(LOOK)
+            self._wake.clear()
+            if self._failure is not None:
+                raise self._failure
+            if self._stop.is_set() or self._reached():
+                return
+            if not query.isActive:
+                raise _query_error(query)
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + TICK
+                paused = self._tick(paused)
+
+    def _tick(self, paused: bool) -> bool:
+        """About once a second, between batches: pause and resume, the sink's own clock, what is shown."""
+        state, sink = self._state, self._sink
+        assert state is not None  # noqa: S101
+        assert sink is not None  # noqa: S101
+        if self._lock.acquire(timeout=TICK / 2):
+            try:
+                self._progress.durable = sink.tick()
+                self._progress.store(state)
+            finally:
+                self._lock.release()
+        row = state.pipelines().get(self.name)
+        if row is None:
+            raise Refused(
+                f"pipeline {self.name!r} was removed while it ran",
+                hint="`runnel init` registers it again, at the source's present position",
+            )
+        if row.paused and not paused:
+            self._control.write_text("paused\n")
+        elif paused and not row.paused:
+            self._control.unlink(missing_ok=True)
+        self._progress.observe()
+        self._tell("paused" if row.paused else self._progress.state())
+        self._progress.show()
+        return row.paused
+
+    def _quiesce(self, query: StreamingQuery) -> None:
+        """Let nothing more be offered, and wait until the batch that may be under way is committed."""
+        self._control.write_text("stopping\n")
+        quiet_since = time.monotonic()
+        while query.isActive and time.monotonic() - quiet_since < QUIET:
+            if self._lock.locked():
+                quiet_since = time.monotonic()
+            time.sleep(0.02)
+        if self._failure is not None:
+            raise self._failure
+
+    def _finish(self) -> Outcome:
+        """Everything accepted becomes durable, readable and recorded."""
+        state, sink = self._state, self._sink
+        assert state is not None  # noqa: S101
+        assert sink is not None  # noqa: S101
+        with self._lock:
+            self._progress.durable = sink.flush()
+            self._progress.store(state, stopping=True)
+            sink.close()
+            self._sink = None
+        done = self._reached()
+        self._progress.show()
+        self._tell("stopped")
+        self._forget_state()
+        if done:
+            emit("done", self.name, lsn=str(self._progress.durable))
+        return Outcome.DONE if done else Outcome.STOPPED
+
+    def _reached(self) -> bool:
+        return self._until is not None and self._progress.accepted >= self._until
+
+    # the query
+
+    def _start_query(
+        self, position: Position, sink: Sink, parked: list[tuple[str, str | None]]
+    ) -> StreamingQuery:
+        spark = self._spark()
+        master = self._config.spark.master
+        settings = self._config.spark.settings
+        spec = WorkSpec(
+            pipeline=self.name,
+            log=self._log.path,
+            sink=self._settings.sink.type,
+            task=sink.task(),
+            messages=self._config.source.messages,
+            parked=tuple(parked),
+            attempts=spark_session.attempts(master, settings),
+        )
+        # One core is capture's. A parked key may move to another in one chunk and change in the next.
+        tasks = self._settings.tasks or max(1, spark_session.cores(master) - 1)
+        if sink.capabilities.plan is not Plan.STAGED or parked:
+            tasks = 1
+        max_bytes = self._settings.batch.max_bytes
+        options = {
+            "view": "work",
+            "log": self._log.path,
+            "spec": json.dumps(spec.to_json()),
+            "start": str(position.lsn),
+            "tasks": str(tasks),
+            "max_bytes": str(min(max_bytes, PARKED_MAX_BYTES) if parked else max_bytes),
+            "linger": str(self._settings.batch.linger),
+            "control": str(self._control),
+        }
+        if self._until is not None:
+            options["until"] = str(self._until)
+        checkpoint = self._fresh_checkpoint()
+        life = self._life
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.name)
+        query: StreamingQuery = (
+            spark.readStream.format("runnel")
+            .options(**options)
+            .load()
+            .writeStream.foreachBatch(lambda frame, _: self._deliver(life, frame))
+            .option("checkpointLocation", checkpoint)
+            .trigger(processingTime="0 seconds")
+            .queryName(f"{self.name}-{life}")
+            .start()
+        )
+        return query
+
+    def _fresh_checkpoint(self) -> str:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir(parents=True)
+        self._life += 1
+        return (self._scratch / f"checkpoint-{self._life}").as_uri()
+
+    def _deliver(self, life: int, frame: DataFrame) -> None:
+        """foreachBatch. Touches the frame once: every action would run the tasks, so the writes, again."""
+        try:
+            with self._lock:
+                self._commit(BatchReport.collect(row[0] for row in frame.collect()))
+        except BaseException as error:
+            if life == self._life:
+                self._failure = error
+                self._wake.set()
+            raise
+        if self._reached():
+            self._wake.set()
+
+    def _commit(self, report: BatchReport) -> None:
+        state, sink = self._state, self._sink
+        assert state is not None  # noqa: S101
+        assert sink is not None  # noqa: S101
+        if report.error is not None:
+            raise report.error.error()
+        if report.rejects:
+            self._park(state, report.rejects)
+        if report.letters:
+            state.store_letters(self.name, report.letters)
+            state.park(self.name, report.letters)
+        batch = Batch(report.start, report.end, report.first_time, report.last_time)
+        durable = sink.commit(batch, [task.receipt() for task in report.reports])
+        failpoint("pipeline.delivered")
+        self._progress.committed(report, durable)
+        self._progress.store(state)
+
+    def _park(self, state: State, rejects: list[Reject]) -> None:
+        """Nothing of this batch was published yet: it either fails here or runs again."""
+        if self._settings.on_error == "stop":
+            first = rejects[0]
+            key = f" key {first.key}" if first.key is not None else ""
+            raise RunnelError(
+                f"{first.table}{key} at {first.lsn} cannot be delivered: {first.reason}",
+                hint="mend the cause and start again, or set on_error: dead_letter to go on without it",
+                kind=Kind.DATA,
+            )
+        state.store_letters(self.name, rejects)
+        state.park(self.name, rejects)
+        raise Rerun
+
+    # state, log and words
+
+    def _claim(self) -> tuple[State, Position]:
+        """Every attempt is an owner of its own: what an earlier one left running can commit no more."""
+        if self._state is None:
+            self._state = State.connect(self._config.state_url, self._config.source.name)
+        try:
+            position = self._state.claim_pipeline(self.name)
+        except Refused as error:
+            since = self._lost_owner_at
+            if since is not None and time.monotonic() - since < LOST_OWNER_PATIENCE:
+                raise Transient(error.message, hint=error.hint) from error
+            raise
+        self._lost_owner_at = None
+        return self._state, position
+
+    def _forget_state(self) -> None:
+        if self._state is not None:
+            self._state.close()
+            self._state = None
+            self._lost_owner_at = time.monotonic()
+
+    def _check_log(self, position: Position) -> None:
+        """A gap or a foreign log is an error here, in our words, before Spark meets it. A position past
+        the log's end is legal: capture brings the log there."""
+        first = next(iter(self._log.chunks(position.lsn)), None)
+        if first is None:
+            return
+        reader = self._log.open(first.name)
+        lineage = reader.header.lineage
+        reader.close()
+        if (lineage.system_id, lineage.slot) != (position.lineage.system_id, position.lineage.slot):
+            raise Refused(
+                f"the change log {self._log.path} was written from slot {lineage.slot} of another source"
+                f" than pipeline {self.name!r} follows (slot {position.lineage.slot})",
+                hint="point log.path at this subscription's own log",
+            )
+
+    def _close_sink(self) -> None:
+        if self._sink is not None:
+            with self._lock:
+                self._sink.close()
+                self._sink = None
+
+    def _fail(self, error: RunnelError) -> Outcome:
+        self.error = error
+        self._tell("failed", error)
+        self._forget_state()
+        return Outcome.FAILED
+
+    def _tell(self, state: str, error: RunnelError | None = None) -> None:
+        """To the supervisor, and to the state for `status` (if it can be reached)."""
+        fields: dict[str, Any] = {"state": state}
+        if error is not None:
+            fields |= {"error": error.message, "hint": error.hint}
+        if not self._progress.changed_state(fields):
+            return
+        emit("state", self.name, **fields)
+        if self._state is not None:
+            try:
+                self._state.set_state(self.name, state, error=error.message if error else None)
+            except psycopg.Error:
+                self._forget_state()  # the next attempt connects again and says what is wrong
+
+
+def _as_error(caught: BaseException) -> RunnelError:
+    """What went wrong, as one sentence; what nobody foresaw may heal."""
+    if isinstance(caught, RunnelError):
+        return caught
+    text = " ".join(str(caught).split())
+    if isinstance(caught, psycopg.OperationalError):
+        return Transient(f"the state database is away: {text}", hint="it is tried again by itself")
+    if isinstance(caught, OSError):
+        return Transient(f"{caught.filename or 'I/O'}: {caught.strerror or text}")
+    return Transient(f"{type(caught).__name__}: {text[:500]}")
+
+
+def _query_error(query: StreamingQuery) -> RunnelError:
+    """A query that ended outside our own code: its planner or a worker died, or Spark itself failed."""
+    exception = query.exception()
+    text = str(exception) if exception is not None else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in reversed(lines):
+        name, _, message = line.partition(": ")
+        if name.rsplit(".", 1)[-1] in {"Refused", "UsageError"}:
+            return Refused(message)
+    told = next((line for line in lines if "Exception" in line or "Error" in line), "")
+    return Transient(f"a Spark process of the query ended{': ' + told[:300] if told else ''}")

@@ -1,0 +1,149 @@
+"""The data source `runnel`: Spark's view of the change log.
+
+Views: `changes` (default) and `table` are public, streaming and batch, see views.py; `work` is a
+pipeline's own: its tasks do everything inside `read()` and their rows are receipts, see work.py.
+Offsets are LSNs, `{"lsn": "0/16B3748"}`: the end of the chunk up to which everything was read.
+
+What runs where: `latestOffset` and `partitions` in one planner process per query, `read` in task
+workers. Everything here is pickled by name, so it holds nothing but options. PySpark 4.1 calls
+`latestOffset()` without arguments and has no read limits: the reader limits itself (admission.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+
+from ..log import open_log
+from ..postgres.lsn import Lsn
+from .admission import Admission, Share, chain, shares
+from .options import limits, log_path, start_of
+from .receipts import SCHEMA as RECEIPT_SCHEMA
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from ..log.api import ChangeLog
+
+BATCH_READ_BYTES = 64 << 20
+"""Of log, per task of a batch read."""
+
+
+class RunnelDataSource(DataSource):  # type: ignore[misc]
+    @classmethod
+    def name(cls) -> str:
+        return "runnel"
+
+    def schema(self) -> StructType | str:
+        options = dict(self.options)
+        if options.get("view") == "work":
+            return RECEIPT_SCHEMA
+        from . import views
+
+        return views.schema(options)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        options = dict(self.options)
+        return WorkReader(options) if options.get("view") == "work" else StreamReader(options)
+
+    def reader(self, schema: StructType) -> BatchReader:
+        return BatchReader(dict(self.options))
+
+
+class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
+    """Streams a public view."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = dict(options)
+        self._at: Lsn | None = None
+
+    def initialOffset(self) -> dict[str, str]:
+        self._at = start_of(self._log, self.options.get("start", "latest"))
+        return {"lsn": str(self._at)}
+
+    def latestOffset(self, start: dict[str, str] | None = None, limit: Any = None) -> dict[str, str]:
+        if start is not None:
+            self._at = Lsn.parse(start["lsn"])
+        if self._at is None:
+            self.initialOffset()
+        assert self._at is not None  # noqa: S101
+        return {"lsn": str(self._admission.next_end(self._at))}
+
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
+        begin, stop = Lsn.parse(start["lsn"]), Lsn.parse(end["lsn"])
+        self._at = stop
+        if stop <= begin:
+            return []
+        refs = self._admission.chunks(begin, stop)
+        return [InputPartition(share) for share in shares(begin, stop, refs, self._tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from . import views
+
+        return views.read(self.options, partition.value)
+
+    @cached_property
+    def _log(self) -> ChangeLog:
+        return open_log(log_path(self.options))
+
+    @cached_property
+    def _admission(self) -> Admission:
+        return Admission(self._log, limits(self.options))
+
+    @property
+    def _tasks(self) -> int:
+        return int(self.options.get("tasks", "2"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options, "_at": None}  # a task needs neither log nor look-out
+
+
+class WorkReader(StreamReader):
+    """A pipeline's query: tasks deliver, rows are receipts."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        from . import work
+
+        spec = work.WorkSpec.from_json(json.loads(self.options["spec"]))
+        work.mend_worker(spec)
+        share: Share = partition.value
+        context = TaskContext.get()
+        report = work.run(spec, share, context.attemptNumber() if context is not None else 0)
+        yield pa.RecordBatch.from_pydict({"receipt": [report.to_json()]})
+
+    @cached_property
+    def _admission(self) -> Admission:
+        control = self.options["control"]
+        return Admission(self._log, limits(self.options), lambda: os.path.exists(control))
+
+
+class BatchReader(DataSourceReader):  # type: ignore[misc]
+    """Reads a public view once: everything the log holds from `start` on."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = dict(options)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        log = open_log(log_path(self.options))
+        start = start_of(log, self.options.get("start", "earliest"))
+        refs = list(chain(log, start))
+        if not refs:
+            return [InputPartition(None)]  # Spark would take "no partitions" for one with nothing to say
+        tasks = max(2, sum(ref.bytes for ref in refs) // BATCH_READ_BYTES)
+        return [InputPartition(share) for share in shares(start, refs[-1].end, refs, tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from . import views
+
+        if partition.value is None:
+            return iter(())
+        return views.read(self.options, partition.value)

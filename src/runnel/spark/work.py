@@ -1,0 +1,124 @@
+"""One task: its chunks are read, decoded and written to the sink; a report of it comes out.
+
+What must hold: a task never publishes under the staged plan; a failed attempt cleans up; what a retry
+cannot mend (and the last attempt's failure, whatever it is) is reported and not raised, so that the
+user reads one sentence and not a stack. Runs in Spark's Python workers, but knows nothing of Spark.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import uuid
+import zipimport
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from ..changes.decode import decode
+from ..errors import Kind, RunnelError
+from ..log import open_log
+from ..sinks.api import Attempt
+from ..sinks.registry import SINKS
+from .admission import Share
+from .parked import Parked
+from .receipts import TaskError, TaskReport
+
+MANY_REJECTS = 1000
+"""The batch is run again after rejects, or fails: there is no use in collecting them all."""
+
+_mended = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkSpec:
+    """What all tasks of a query need to know; JSON, without secrets."""
+
+    pipeline: str
+    log: str
+    sink: str
+    task: Mapping[str, Any]
+    messages: bool = True
+    parked: tuple[tuple[str, str | None], ...] = ()
+    attempts: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pipeline": self.pipeline,
+            "log": self.log,
+            "sink": self.sink,
+            "task": dict(self.task),
+            "messages": self.messages,
+            "parked": [list(item) for item in self.parked],
+            "attempts": self.attempts,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> WorkSpec:
+        return cls(**{**value, "parked": tuple((table, key) for table, key in value["parked"])})
+
+
+def mend_worker(spec: WorkSpec) -> None:
+    """Once per worker process. Spark runs a full `gc.collect()` after every task, and 4.1 also reads
+    the directory of pyspark.zip again: 150 ms of CPU a task, most of it gone with these lines."""
+    global _mended
+    if _mended:
+        return
+    import pyspark
+
+    import_module(SINKS[spec.sink].module)  # its libraries belong before the freeze
+    if pyspark.__version__.startswith("4.1."):
+        zipimport.zipimporter.invalidate_caches = lambda self: None  # type: ignore[method-assign]
+    gc.collect()
+    gc.freeze()
+    _mended = True
+
+
+def run(spec: WorkSpec, share: Share, attempt: int) -> TaskReport:
+    """`attempt`: Spark's number of this attempt, from 0."""
+    began = time.process_time()
+    report = TaskReport(share.index, share.start, share.end, share.captured, share.bytes)
+    try:
+        _deliver(spec, share, report)
+    except RunnelError as error:
+        if error.kind is Kind.TRANSIENT and attempt + 1 < spec.attempts:
+            raise
+        report.error = TaskError(error.kind, error.message, error.hint)
+    except Exception as error:  # a sink's own client may raise anything: Spark tries the task again
+        if attempt + 1 < spec.attempts:
+            raise
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        report.error = TaskError(Kind.TRANSIENT, message, "")
+    report.cpu = time.process_time() - began
+    return report
+
+
+def _deliver(spec: WorkSpec, share: Share, report: TaskReport) -> None:
+    log = open_log(spec.log)
+    attempt = Attempt(share.start, share.end, share.index, uuid.uuid4().hex)
+    writer = SINKS[spec.sink].writer(spec.task, attempt)
+    parked = Parked(spec.parked) if spec.parked else None
+    finished = False
+    try:
+        for name in share.chunks:
+            report.chunk = name
+            with closing(log.open(name)) as reader:
+                header = reader.header
+                report.first_time = report.first_time or header.first_time
+                report.last_time = header.last_time or report.last_time
+                for window in decode(reader, share.start, messages=spec.messages):
+                    kept = window
+                    if parked is not None:
+                        kept, letters = parked.divide(window)
+                        report.letters += letters
+                    report.rejects += writer.write(kept)
+                    report.changes += kept.changes
+            if len(report.rejects) > MANY_REJECTS:
+                return
+        report.payload = dict(writer.finish())
+        finished = True
+    finally:
+        if not finished:
+            writer.abort()
