@@ -76,6 +76,11 @@ class Cutter:
         return self._open is None and not self._tail and not self._parts and self._stream is None
 
     @property
+    def pending(self) -> bool:
+        """Something is complete and not yet in the log."""
+        return self._open is not None
+
+    @property
     def passed(self) -> Lsn:
         """End of the last transaction received: up to here all is in the log or in the open chunk."""
         return self._passed

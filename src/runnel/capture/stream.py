@@ -1,0 +1,235 @@
+"""The replication connection: psycopg's `pq` layer, read lazily.
+
+What comes in: bytes from the walsender. What goes out: bursts, lists of CopyData payloads as libpq gives
+them; status updates to the server.
+
+What must hold:
+- Reading eagerly makes the walsender spend twice the CPU on wake-ups. So: read until the socket is
+  empty, then nap a few milliseconds while the stream flows; wait in poll() only when it is quiet.
+- The server ends a connection it has not heard from for `wal_sender_timeout`, even when its question (a
+  keepalive) lies behind data we do not read. So a thread sends a status update every third of
+  that time, whatever the rest of capture does: waits for the disk, for the catalogue, for pipelines.
+- libpq connections are not for two threads: every use is under one lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from typing import Any
+
+import psycopg
+from psycopg import conninfo, pq
+
+from ..errors import RunnelError
+from ..postgres.connect import SESSION, connect_error, parse_url, where
+from ..postgres.lsn import Lsn
+from .protocol import status_update
+from .trouble import stream_error
+
+_log = logging.getLogger(__name__)
+
+NAP = 0.0055
+FLOWING = 0.05
+"""Seconds after the last data during which the stream counts as flowing."""
+_RECEIVE_BUFFER = 1 << 20
+_CALLS = 64
+"""consume_input() takes what libpq's buffer holds, 16 kB or more: about 1 MB makes a burst."""
+_LONGEST_SILENCE = 10.0
+
+
+class ReplicationStream:
+    """One connection in replication mode. Thread-safe; `read` and `wait` are for one thread."""
+
+    def __init__(self, url: str, application: str) -> None:
+        self._url = url
+        self._lock = threading.Lock()
+        self._conn = self._connect(url, application)
+        self.server_version = self._conn.server_version
+        self.silence = _LONGEST_SILENCE
+        """Seconds after which the server is told something, whatever happens."""
+        self.drained = True
+        """Whether the last `read` left nothing in the socket."""
+        self._write = self._flush = 0
+        self._told = time.monotonic()
+        self._last_data = 0.0
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: RunnelError | None = None
+        try:
+            self._prepare()
+        except BaseException:
+            self._conn.finish()
+            raise
+
+    @staticmethod
+    def _connect(url: str, application: str) -> pq.abc.PGconn:
+        parameters: dict[str, Any] = {
+            "connect_timeout": 10,
+            "application_name": application,
+            "keepalives_idle": 20,
+            "keepalives_interval": 10,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 60_000,
+            **parse_url(url),
+            "replication": "database",
+        }
+        conn = pq.PGconn.connect(conninfo.make_conninfo(**parameters).encode())
+        if conn.status != pq.ConnStatus.OK:
+            text = conn.get_error_message()
+            conn.finish()
+            raise connect_error(psycopg.OperationalError(text), url)
+        return conn
+
+    def _prepare(self) -> None:
+        calls = ", ".join(f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in SESSION)
+        self._query(f"SELECT {calls}")
+        timeout = self._query(
+            "SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
+        )
+        if timeout:  # milliseconds; 0 switches it off
+            self.silence = min(_LONGEST_SILENCE, timeout / 3000)
+        # A duplicate shares the socket with libpq but not its ownership.
+        with socket.socket(fileno=os.dup(self._conn.socket)) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+        self._poll = select.poll()
+        self._poll.register(self._conn.socket, select.POLLIN)
+
+    def _query(self, query: str) -> int:
+        result = self._conn.exec_(query.encode())
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise self._error(result)
+        value = result.get_value(0, 0) if result.ntuples else None
+        return int(value) if value and value.isdigit() else 0
+
+    def timeline_history(self, timeline: int) -> str | None:
+        """The text of the server's history file. Only before `start`."""
+        result = self._conn.exec_(f"TIMELINE_HISTORY {timeline}".encode())
+        if result.status != pq.ExecStatus.TUPLES_OK or not result.ntuples:
+            return None  # timeline 1 has none, and so may a restored server
+        value = result.get_value(0, 1)
+        return value.decode(errors="replace") if value else None
+
+    # the stream
+
+    def start(self, slot: str, publication: str, lsn: Lsn, *, streaming: bool) -> None:
+        """From now on the server sends what commits at or after `lsn`."""
+        escape = pq.Escaping(self._conn)
+        publications = escape.escape_literal(escape.escape_identifier(publication.encode())).decode()
+        options = [f"publication_names {publications}"]
+        if self.server_version >= 160_000:
+            options.append("proto_version '4'")
+        else:
+            options.append(f"proto_version '{2 if self.server_version >= 140_000 else 1}'")
+        if self.server_version >= 140_000:
+            options.append("messages 'true'")
+            if streaming:
+                options.append("streaming 'on'")
+        name = escape.escape_identifier(slot.encode()).decode()
+        command = f"START_REPLICATION SLOT {name} LOGICAL {lsn} ({', '.join(options)})"
+        result = self._conn.exec_(command.encode())
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise self._error(result)
+        self._conn.nonblocking = 1
+        self._write = self._flush = 0
+        self._thread = threading.Thread(target=self._keep_alive, name="runnel-keepalive", daemon=True)
+        self._thread.start()
+
+    def read(self) -> list[bytes]:
+        """What has arrived, at most about 1 MB; empty if nothing has. Never blocks."""
+        messages: list[bytes] = []
+        with self._lock:
+            get, take, keep = self._conn.get_copy_data, self._conn.consume_input, messages.append
+            size, calls, dry = 1, 0, 0
+            self.drained = False
+            try:
+                while True:
+                    size, data = get(1)
+                    while size > 0:
+                        keep(data)  # type: ignore[arg-type]
+                        dry = 0
+                        size, data = get(1)
+                    if size < 0 or calls == _CALLS:
+                        break
+                    if dry and not self._poll.poll(0):
+                        self.drained = True  # nothing in libpq, nothing in TLS, nothing in the socket
+                        break
+                    take()
+                    calls += 1
+                    dry += 1
+            except psycopg.Error as error:
+                raise self._lost(error) from error
+            if size < 0:
+                raise self._error(self._conn.get_result())
+        if messages:
+            self._last_data = time.monotonic()
+        return messages
+
+    def wait(self, timeout: float) -> None:
+        """After a `read`: until there may be more, or `timeout`."""
+        if self._failure is not None:
+            raise self._failure
+        if time.monotonic() - self._last_data < FLOWING:
+            time.sleep(min(NAP, timeout))
+        else:
+            self._poll.poll(timeout * 1000)
+
+    # what the server is told
+
+    def status(self, write: Lsn, flush: Lsn, *, now: bool = False) -> None:
+        """What has been received, and what the slot may forget. Sent if `flush` moved, or `now`."""
+        with self._lock:
+            moved = flush > self._flush
+            self._write, self._flush = max(self._write, write), max(self._flush, flush)
+            if moved or now:
+                self._send()
+
+    def _send(self) -> None:
+        message = status_update(self._write, self._flush, time.time_ns() // 1000)
+        try:
+            # Not blocking: if the server takes nothing more, the socket is full of what it was told.
+            self._conn.put_copy_data(message)
+            self._conn.flush()
+        except psycopg.Error as error:
+            raise self._lost(error) from error
+        self._told = time.monotonic()
+
+    def _keep_alive(self) -> None:
+        while not self._closed.wait(self.silence / 4):
+            if time.monotonic() - self._told < self.silence * 0.75:
+                continue
+            with self._lock:
+                if self._closed.is_set():
+                    return
+                try:
+                    self._send()
+                except RunnelError as error:
+                    self._failure = error  # the reading thread raises it
+                    return
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            self._conn.finish()
+
+    # errors
+
+    def _lost(self, error: psycopg.Error) -> RunnelError:
+        result = self._conn.get_result() if self._conn.status == pq.ConnStatus.OK else None
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            return self._error(result)
+        return stream_error(None, str(error), where(self._url))
+
+    def _error(self, result: pq.abc.PGresult | None) -> RunnelError:
+        if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
+            return stream_error(None, "the server ended the stream", where(self._url))
+        code = result.error_field(pq.DiagnosticField.SQLSTATE)
+        text = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)
+        message = (text or result.get_error_message().encode()).decode(errors="replace")
+        return stream_error(code.decode() if code else None, message, where(self._url))
