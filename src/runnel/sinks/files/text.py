@@ -68,7 +68,7 @@ def line_at(some: Lines, index: int) -> bytes:
     return bytes(some.data[int(some.offsets[index]) : int(some.offsets[index + 1])])
 
 
-_TEXT = rb'"(?:[^"\\\\]|\\\\.)*"'
+_TEXT = rb'"(?:[^"\\]|\\.)*"'
 _HEAD = re.compile(
     rb'\{"op":"\w+"(?:,"schema":(' + _TEXT + rb'),"table":(' + _TEXT + rb'))?'
     rb',"lsn":"([0-9A-F/]+)"(?:,"seq":(\d+))?(?:,"xid":\d+)?,"time":"[^"]*"(,"key":)?'
