@@ -292,19 +292,31 @@ def _heads(
 def _values(part: _Part, out: npt.NDArray[np.int32]) -> None:
     """The texts and values behind a line's head, as elements; one row of `out` each."""
     block, layout = part.block, part.layout
-    rows = len(block)
+    rows, count = len(block), len(layout.column)
     first = part.new + (part.old - part.new) * layout.source + 2 * rows * layout.column
-    out[:, 0::2] = part.text + layout.forms
-    np.add(np.arange(0, 2 * rows, 2, dtype=np.int32)[:, None], first, out=out[:, 1::2])
+    # Computed value by value, where rows lie side by side, and turned only when stored.
+    out[:, 1::2] = (first[:, None] + np.arange(0, 2 * rows, 2, dtype=np.int32)).T
+    null = _null(block, layout)
+    if null is None:
+        out[:, 0::2] = part.text + layout.forms
+        return
+    form = np.zeros((count + 1, rows), np.uint8)
+    form[:-1] = null
+    form[1:] += null << 1
+    out[:, 0::2] = (form + (part.text + layout.forms)[:, None]).T
+
+
+def _null(block: Block, layout: Layout) -> npt.NDArray[np.uint8] | None:
+    """Per value and row: 1 if it is NULL. None: no value of the block is."""
+    out: npt.NDArray[np.uint8] | None = None
     for source, tuples in enumerate((block.new, block.old)):
         if tuples is None or not (null := tuples.kinds == NULL).any():
             continue
-        # Of the texts around a NULL, the one before has form + 1 and the one behind form + 2.
-        mine = layout.source == source
-        where = null[layout.column] & mine[:, None] if not mine.all() else null[layout.column]
-        one = where.view(np.uint8)
-        out[:, 0:-1:2] += one.T
-        out[:, 2::2] += (one << 1).T
+        mine = null[layout.column]
+        if block.new is not None and block.old is not None:
+            mine &= (layout.source == source)[:, None]
+        out = mine.view(np.uint8) if out is None else out | mine.view(np.uint8)
+    return out
 
 
 def _messages(space: Space, window: Window, block: Block, what: tuple[str, ...]) -> npt.NDArray[np.int32]:
