@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..changes.block import I64, NULL, UNCHANGED, Block, Message, Op, Transactions, Window
-from .layout import HEAD, LINE, Layout, Layouts, members, quoted
+from .arrays import quote
+from .layout import HEAD, LINE, Layout, Layouts, members
 from .space import Gathered, Space
 from .stamps import lsn_stamps, member_stamps, times
 from .values import rewrite
@@ -347,7 +348,7 @@ def _message(message: Message, lsn: str, seq: int, xid: int, time: str) -> str:
     return (
         f'{{"op":"{Op.MESSAGE.value}","lsn":"{lsn}","seq":{seq},'
         + (f'"xid":{xid},' if xid >= 0 else "")
-        + f'"time":"{time}","prefix":{quoted(message.prefix)},"content":{content}'
+        + f'"time":"{time}","prefix":{quote(message.prefix)},"content":{content}'
         + (f',"encoding":"{encoding}"' if encoding else "")
         + "}\n"
     )
@@ -355,6 +356,6 @@ def _message(message: Message, lsn: str, seq: int, xid: int, time: str) -> str:
 
 def _content(message: Message) -> tuple[str, str]:
     try:
-        return quoted(message.content.decode()), ""
+        return quote(message.content.decode()), ""
     except UnicodeDecodeError:
-        return quoted(base64.b64encode(message.content).decode()), "base64"
+        return quote(base64.b64encode(message.content).decode()), "base64"

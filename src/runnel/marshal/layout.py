@@ -7,7 +7,6 @@ quotes: form 2 * (value before is NULL) + (value behind is NULL).
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from ..changes.block import I32, Block, Op
 from ..changes.relation import Relation
 from ..postgres.types import Shape
+from .arrays import quote
 from .values import codes
 
 NEW, OLD = 0, 1
@@ -23,10 +23,6 @@ HEAD = 4
 """Pieces of a line before its first member: op to lsn, the LSN, seq, xid and time."""
 LINE = ("line",)
 """Whole change, its end of line included. Other layouts are members of it: "key", "before" …"""
-
-
-def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 @dataclass(slots=True)
@@ -67,7 +63,7 @@ class _Writer:
         self.text("{")
         for number, column in enumerate(columns):
             of = self.relation.columns[column]
-            self.text(("," if number else "") + quoted(of.name) + ":")
+            self.text(("," if number else "") + quote(of.name) + ":")
             self.items.append(_Value(source, column, of.type.shape is Shape.TEXT))
         self.text("}")
 
@@ -128,7 +124,7 @@ def make(block: Block, unknown: tuple[int, ...], what: tuple[str, ...]) -> Layou
 def _head(op: Op, relation: Relation | None) -> str:
     if relation is None:
         return f'{{"op":"{op.value}","lsn":"'
-    names = f'"schema":{quoted(relation.schema)},"table":{quoted(relation.name)}'
+    names = f'"schema":{quote(relation.schema)},"table":{quote(relation.name)}'
     return f'{{"op":"{op.value}",{names},"lsn":"'
 
 
@@ -142,7 +138,7 @@ def _member(writer: _Writer, block: Block, unknown: tuple[int, ...], name: str) 
     elif name == "after" and new is not None:
         writer.object(NEW, tuple(column for column in new.present if column not in unknown))
     elif name == "unchanged" and relation is not None:
-        writer.text("[" + ",".join(quoted(relation.columns[column].name) for column in unknown) + "]")
+        writer.text("[" + ",".join(quote(relation.columns[column].name) for column in unknown) + "]")
 
 
 class Layouts:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..changes.block import U8
 from ..changes.relation import Relation
@@ -28,16 +27,9 @@ _PLAIN = frozenset(
 )
 _TRANSLATED = np.arange(256, dtype=np.uint8)
 _TRANSLATED[np.frombuffer(b"{}NUL", np.uint8)] = np.frombuffer(b"[]nul", np.uint8)
-_ESCAPES = (
-    (b"\\", b"\\\\"),
-    (b'"', b'\\"'),
-    (b"\n", b"\\n"),
-    (b"\t", b"\\t"),
-    (b"\r", b"\\r"),
-    (b"\b", b"\\b"),
-    (b"\f", b"\\f"),
-)
-
+_SHORT = np.zeros(256, np.uint8)
+"""The letter behind the backslash, for what JSON can write in two."""
+_SHORT[np.frombuffer(b'\\"\n\t\r\b\f', np.uint8)] = np.frombuffer(b'\\"ntrbf', np.uint8)
 
 # What has to be done with a value.
 NOTHING, TEXT, BOOLEAN, INEXACT, JSON, SINGLE_BYTE = range(6)
@@ -107,7 +99,7 @@ def _not_finite(space: Space, elements: Elements) -> None:
     _point(space, elements[first == ord("-")], '"-Infinity"')
 
 
-def _hit(found: Gathered, hits: U8) -> npt.NDArray[np.intp]:
+def _hit(found: Gathered, hits: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
     """Which of the gathered values contain a hit (true per byte)."""
     value = np.searchsorted(found.relative, np.flatnonzero(hits), side="right") - 1
     return value[np.flatnonzero(np.diff(value, prepend=-1))]
@@ -128,19 +120,32 @@ def _newlines(space: Space, elements: Elements) -> None:
 
 def _escape(space: Space, elements: Elements) -> None:
     found = space.gather(elements)
-    data = found.bytes
-    hits = (data < 32) | (data == ord('"')) | (data == ord("\\"))
+    hits = _to_escape(found.bytes)
     if not hits.any():
         return
     chosen = _hit(found, hits)
     values = found.array.take(pa.array(chosen))
-    escaped = values
-    for raw, safe in _ESCAPES:
-        escaped = pc.replace_substring(escaped, raw, safe)
-    out = Gathered(escaped)
-    if (out.bytes < 32).any():  # other control characters: rare enough to go value by value
+    if not _SHORT[found.bytes[hits]].all():  # other control characters: six letters, and rare
         out = _distinct(values, lambda value: quote(value.decode())[1:-1])
-    space.replace(elements[chosen], out.relative, out.bytes)
+        space.replace(elements[chosen], out.relative, out.bytes)
+        return
+    # A backslash goes in before each hit, which may become another letter.
+    plain = Gathered(values)
+    at = np.flatnonzero(_to_escape(plain.bytes))
+    slashes = at + np.arange(len(at))
+    data = np.empty(len(plain.bytes) + len(at), np.uint8)
+    own = np.ones(len(data), np.bool_)
+    own[slashes] = False
+    data[slashes] = ord("\\")
+    data[own] = plain.bytes
+    data[slashes + 1] = _SHORT[plain.bytes[at]]
+    offsets = plain.relative + np.searchsorted(at, plain.relative)
+    space.replace(elements[chosen], offsets, data)
+
+
+def _to_escape(data: U8) -> npt.NDArray[np.bool_]:
+    out: npt.NDArray[np.bool_] = (data < 32) | (data == ord('"')) | (data == ord("\\"))
+    return out
 
 
 def _single_bytes(space: Space, elements: Elements) -> None:
