@@ -68,11 +68,11 @@ def create_slot(url: str, watch: Connection, name: str, *, failover: bool, say: 
 def drop_slot(connection: Connection, name: str, wait: float = 10.0) -> bool:
     """False: there was none. An active one is waited for: a stopped capture needs a moment to let go."""
     deadline = time.monotonic() + wait
-    while True:
+    while _exists(connection, name):  # looked for first: a role that may not drop one may still look
         try:
             connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
             return True
-        except psycopg.errors.UndefinedObject:
+        except psycopg.errors.UndefinedObject:  # somebody else was faster
             return False
         except psycopg.errors.ObjectInUse as error:
             if time.monotonic() > deadline:
@@ -82,6 +82,7 @@ def drop_slot(connection: Connection, name: str, wait: float = 10.0) -> bool:
                     " or whoever else reads the slot",
                 ) from error
             time.sleep(0.2)
+    return False
 
 
 def wait_for_running(connection: Connection, say: Say) -> None:
@@ -101,6 +102,11 @@ def wait_for_running(connection: Connection, say: Say) -> None:
             return
         reports.waiting(None)
         time.sleep(0.1)
+
+
+def _exists(connection: Connection, name: str) -> bool:
+    row = connection.execute("SELECT FROM pg_replication_slots WHERE slot_name = %s", [name]).fetchone()
+    return row is not None
 
 
 def _maker(connection: Connection, name: str) -> int | None:

@@ -100,9 +100,11 @@ def find(
     by_key: bool = True,
     limit: int | None = None,
 ) -> list[Letter]:
-    order: LiteralString = '"table", key NULLS FIRST, lsn, seq' if by_key else "lsn, seq"
+    # l.lsn: a bare lsn would be the text that is selected, and order as text
+    order: LiteralString = '"table", key NULLS FIRST, l.lsn, seq' if by_key else "l.lsn, seq"
     query: LiteralString = (
-        'SELECT pipeline, lsn::text, seq, "table", key, change, reason, stored_at FROM runnel.dead_letters'
+        'SELECT pipeline, lsn::text, seq, "table", key, change, reason, stored_at'
+        " FROM runnel.dead_letters l"
         " WHERE subscription = %(subscription)s AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)"
         ' AND (%(table)s::text IS NULL OR "table" = %(table)s) AND (%(key)s::text IS NULL OR key = %(key)s)'
         " ORDER BY pipeline, "

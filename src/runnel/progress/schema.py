@@ -108,9 +108,10 @@ def install(connection: psycopg.Connection[TupleRow]) -> None:
     """Make the tables, or bring them up to this version. May be repeated, also by two at once."""
     if version(connection) == len(MIGRATIONS):
         return
+    # taken before the transaction begins: only then does it see what the one before us has made
+    connection.execute("SELECT pg_advisory_lock(%s)", [_INSTALL_LOCK])
     try:
         with connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", [_INSTALL_LOCK])
             installed = version(connection)
             if installed is None:
                 _begin(connection)
@@ -130,6 +131,9 @@ def install(connection: psycopg.Connection[TupleRow]) -> None:
             f"cannot make Runnel's tables in schema {SCHEMA}: the database is read-only",
             hint="use the primary server, or keep the state elsewhere with state.url",
         ) from error
+    finally:
+        if not connection.closed:
+            connection.execute("SELECT pg_advisory_unlock(%s)", [_INSTALL_LOCK])
 
 
 def check_version(installed: int | None) -> None:
