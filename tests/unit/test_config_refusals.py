@@ -14,7 +14,10 @@ SINK = "pipelines:\n  a:\n    sink: {type: stdout}\n"
 
 
 def refused(
-    tmp_path: Path, text: str, environ: dict[str, str] | None = None, **overrides: object
+    tmp_path: Path,
+    text: str,
+    environ: dict[str, str] | None = None,
+    overrides: dict[str, object] | None = None,
 ) -> UsageError:
     path = tmp_path / "runnel.yaml"
     path.write_text(text)
@@ -295,7 +298,7 @@ def test_a_variable_that_looks_like_a_slip_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_wrong_flag_is_named(tmp_path: Path) -> None:
-    error = refused(tmp_path, SOURCE, **{"source.name": "A B"})
+    error = refused(tmp_path, SOURCE, overrides={"source.name": "A B"})
     assert error.message.startswith("command line: source.name: 'A B'")
 
 

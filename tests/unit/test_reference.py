@@ -33,7 +33,9 @@ def test_each_field_has_one_sentence(model: type[BaseModel]) -> None:
 
 def test_every_key_of_every_model_stands_in_the_page() -> None:
     text = page()
-    for model in (Source, State, Log, Pipeline, Batch, Spark, *(sink.settings for sink in SINKS.values())):
+    models: list[type[BaseModel]] = [Source, State, Log, Pipeline, Batch, Spark]
+    models += [sink.settings for sink in SINKS.values()]
+    for model in models:
         for name, field in model.model_fields.items():
             assert f"| `{field.alias or name}` |" in text
 
