@@ -83,6 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except Exception as error:  # noqa: BLE001 - the one place where every failure becomes two lines
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands without one of them
+            typer.echo(str(error))
+            sys.exit(2)
         code = report(explain_command(error), debug=_debug(arguments), cause=error)
     sys.exit(code if isinstance(code, int) else 0)
 

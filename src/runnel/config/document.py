@@ -62,7 +62,7 @@ def read_document(path: Path, environ: Mapping[str, str] | None) -> Document:
     except FileNotFoundError:
         raise UsageError(
             f"{path}: no such configuration file",
-            hint="name the file with -c FILE, or give --source URL and --sink TYPE,key=value",
+            hint="check the name after -c, or use runnel run --source URL --sink TYPE,key=value",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"

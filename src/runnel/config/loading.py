@@ -51,7 +51,7 @@ def load(
     if path is None and "source" not in document.values:
         raise UsageError(
             f"there is no configuration: {default or DEFAULT_FILE} does not exist here",
-            hint="write one, name one with -c FILE, or give --source URL and --sink TYPE,key=value",
+            hint="write one, name one with -c FILE, or use runnel run --source URL --sink TYPE,key=value",
         )
     try:
         config = Config.model_validate(document.values)
