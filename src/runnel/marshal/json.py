@@ -46,7 +46,7 @@ class Lines:
 def lines(window: Window) -> Lines:
     """Every change of the window as a line of JSON, in order of (lsn, seq) over all tables."""
     put, bounds, places = _assemble(window, window.blocks, LINE)
-    if len(window.blocks) == 1 and places is None:
+    if len(window.blocks) == 1 and places is None and _rises(window.blocks[0].order):
         return Lines(put.view(), bounds)
     order = window.order()
     return _pick(put, bounds, order if places is None else places[order])
@@ -130,6 +130,10 @@ def _table(block: Block) -> pa.Array:
     if block.relation is None:
         return pa.array([message.prefix for message in block.messages], pa.string())
     return pa.repeat(block.relation.name, len(block))
+
+
+def _rises(order: npt.NDArray[np.int32]) -> bool:
+    return bool((order[1:] > order[:-1]).all())
 
 
 def _texts(put: Gathered, bounds: I64, type: pa.DataType) -> pa.Array:

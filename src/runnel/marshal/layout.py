@@ -156,7 +156,7 @@ class Layouts:
         relation = block.relation
         number = -1 if relation is None else self.number(relation)
         old = None if block.old is None else block.old.present
-        key = (number, block.op, old, unknown, what)
+        key = (number, block.op, block.new is None, old, unknown, what)
         layout = self._made.get(key)
         if layout is None:
             layout = self._made[key] = make(block, unknown, what)

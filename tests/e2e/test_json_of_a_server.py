@@ -1,0 +1,262 @@
+"""What a real server sends, decoded and written as the default JSON: every type, every kind of change."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import psycopg
+import pytest
+
+from changefeed import MemoryChunk
+from runnel.capture.protocol import parse_relation
+from runnel.capture.relations import Catalogue
+from runnel.changes.decode import decode
+from runnel.log.api import OpenTransaction
+from runnel.marshal.json import lines
+from runnel.postgres.lsn import Lsn
+from servers import Database, MakeServer
+
+Connection = psycopg.Connection[Any]
+
+SETTINGS = (
+    "SET datestyle = ISO; SET timezone = UTC; SET intervalstyle = postgres; "
+    "SET extra_float_digits = 3; SET bytea_output = hex"
+)
+TYPES = (
+    "CREATE TYPE mood AS ENUM ('sad', 'ok \"x\"')",
+    "CREATE DOMAIN positive AS int CHECK (value > 0)",
+    "CREATE DOMAIN more_positive AS positive",
+    "CREATE DOMAIN pair AS int[]",
+    "CREATE TYPE item AS (a int, b text)",
+)
+# type, Postgres' literal, JSON
+VALUES = (
+    ("int2", "'-32768'", "-32768"),
+    ("int8", "'9223372036854775807'", "9223372036854775807"),
+    ("numeric", "'12345678901234567890.1234567890'", "12345678901234567890.1234567890"),
+    ("numeric", "'NaN'", '"NaN"'),
+    ("numeric(10,3)", "'1.5'", "1.500"),
+    ("float4", "'3.4028235e38'", "3.4028235e+38"),
+    ("float8", "'0.1'", "0.1"),
+    ("float8", "'-Infinity'", '"-Infinity"'),
+    ("oid", "'4294967295'", "4294967295"),
+    ("bool", "'t'", "true"),
+    ("bool", "'f'", "false"),
+    ("text", "NULL", "null"),
+    ("text", "''", '""'),
+    ("text", r"E'say \"hi\"\\\n\t\x01 \u00e9 \U0001F388'", '"say \\"hi\\"\\\\\\n\\t\\u0001 é 🎈"'),
+    ("char(5)", "'ab'", '"ab   "'),
+    ('"char"', "'c'", '"c"'),
+    ("name", "'n'", '"n"'),
+    ("bytea", r"'\x00ff5c22'", r'"\\x00ff5c22"'),
+    ("date", "'2026-01-02'", '"2026-01-02"'),
+    ("timestamp", "'infinity'", '"infinity"'),
+    ("timestamptz", "'0044-03-15 12:00:00+02 BC'", '"0044-03-15 10:00:00+00 BC"'),
+    ("timetz", "'12:00+02'", '"12:00:00+02"'),
+    ("interval", "'1 year 2 days 03:04:05.5'", '"1 year 2 days 03:04:05.5"'),
+    ("uuid", "'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'", '"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"'),
+    ("json", r"""E'{\n "a" : 1,\r\n "b":"x\\ny"}'""", r'{  "a" : 1,   "b":"x\ny"}'),
+    ("jsonb", """'{"b":1,"a":[1,null]}'""", '{"a": [1, null], "b": 1}'),
+    ("int[]", "'{{1,2},{3,NULL}}'", "[[1,2],[3,null]]"),
+    ("int[]", "'[2:4]={1,2,3}'", '"[2:4]={1,2,3}"'),
+    ("int[]", "'{}'", "[]"),
+    ("text[]", "ARRAY['a', '', 'NULL', NULL, 'b \"c\"', '{x}']", '["a","","NULL",null,"b \\"c\\"","{x}"]'),
+    ("text[]", "ARRAY['plain', NULL, 'ones']", '["plain",null,"ones"]'),
+    ("bool[]", "'{t,f,NULL}'", "[true,false,null]"),
+    ("numeric[]", "'{1.50,NaN,NULL}'", '[1.50,"NaN",null]'),
+    ("jsonb[]", """ARRAY['{"a":"x"}', NULL]::jsonb[]""", '[{"a": "x"},null]'),
+    ("json[]", r"""ARRAY[E'{\n"a":1}']::json[]""", '[{ "a":1}]'),
+    ("box[]", "'{(1,1),(0,0);(2,2),(1,1)}'", '["(1,1),(0,0)","(2,2),(1,1)"]'),
+    ("more_positive", "'5'", "5"),
+    ("positive[]", "'{5,6}'", "[5,6]"),
+    ("pair", "'{1,2}'", "[1,2]"),
+    ("pair[]", """'{"{1,2}","{3}"}'""", "[[1,2],[3]]"),
+    ("mood", "'ok \"x\"'", '"ok \\"x\\""'),
+    ("mood[]", "ARRAY['sad', 'ok \"x\"']::mood[]", '["sad","ok \\"x\\""]'),
+    ("item", "ROW(1, 'a,b')", r'"(1,\"a,b\")"'),
+    ("item[]", "ARRAY[ROW(1, 'a')::item]", '["(1,a)"]'),
+    ("int4range", "'[1,5)'", '"[1,5)"'),
+    ("inet", "'10.0.0.1/8'", '"10.0.0.1/8"'),
+    ("bit(3)", "'101'", '"101"'),
+    ("point", "'(1,2)'", '"(1,2)"'),
+    ("int2vector", "'1 2'", '"1 2"'),
+    ("pg_lsn", "'16/B374D848'", '"16/B374D848"'),
+)
+
+
+def subscribe(connection: Connection) -> None:
+    connection.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    connection.execute(
+        "SELECT pg_create_logical_replication_slot('decode_' || current_database(), 'pgoutput')"
+    )
+
+
+def received(connection: Connection, **options: str) -> list[tuple[Lsn, bytes]]:
+    connection.execute(SETTINGS)
+    chosen = {"proto_version": "1", "publication_names": "p", **options}
+    rows = connection.execute(
+        "SELECT lsn::text, data FROM pg_logical_slot_get_binary_changes("
+        "'decode_' || current_database(), NULL, NULL, VARIADIC %s)",
+        [[text for option in chosen.items() for text in option]],
+    ).fetchall()
+    return [(Lsn.parse(lsn), data) for lsn, data in rows]
+
+
+def written(url: str, messages: list[tuple[Lsn, bytes]], **header: Any) -> list[str]:
+    """The lines that come of these messages, as capture describes their relations."""
+    catalogue = Catalogue(lambda: psycopg.connect(url, autocommit=True))
+    frames, changed = [], []
+    for lsn, message in messages:
+        if message[:1] == b"R":
+            parsed = parse_relation(memoryview(message), streamed=header.get("streamed", False))
+            changed.append((len(frames), catalogue.describe([parsed], [])[0]))
+        frames.append(b"w" + struct.pack(">QQq", lsn, lsn, 0) + message)
+    catalogue.close()
+    chunk = MemoryChunk(frames, [], changed, [len(frames) // 2], **header)
+    found: list[str] = []
+    for window in decode(chunk, Lsn(0)):
+        found += bytes(lines(window).data).decode().splitlines()
+    return found
+
+
+def check_types(connection: Connection, url: str) -> None:
+    for statement in TYPES:
+        connection.execute(statement.encode())
+    columns = ", ".join(f"c{number} {type}" for number, (type, _, _) in enumerate(VALUES))
+    connection.execute(f"CREATE TABLE every (id int PRIMARY KEY, {columns})".encode())
+    subscribe(connection)
+    literals = ", ".join(literal for _, literal, _ in VALUES)
+    connection.execute(f"INSERT INTO every VALUES (1, {literals})".encode())
+    [line] = written(url, received(connection))
+    expected = "".join(f',"c{number}":{value}' for number, (_, _, value) in enumerate(VALUES))
+    assert line.partition('"after":')[2] == '{"id":1' + expected + "}}"
+
+
+def test_every_type_is_written_by_the_rules(pg: Database) -> None:
+    with pg.connect() as connection:
+        check_types(connection, pg.url)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", [13, 14, 15, 16, 17])
+def test_every_type_is_written_by_the_rules_on_every_version(make_server: MakeServer, version: int) -> None:
+    server = make_server(version)
+    with server.connect() as connection:
+        check_types(connection, server.url())
+
+
+def test_every_kind_of_change_says_what_the_wal_has(pg: Database) -> None:
+    tables = (
+        "CREATE TABLE toasted (id int PRIMARY KEY, big text, n int)",
+        "CREATE TABLE whole (id int PRIMARY KEY, big text, n int)",
+        "ALTER TABLE whole REPLICA IDENTITY FULL",
+        "CREATE TABLE indexed (id int PRIMARY KEY, email text NOT NULL UNIQUE)",
+        "ALTER TABLE indexed REPLICA IDENTITY USING INDEX indexed_email_key",
+        "CREATE TABLE keyless (a int, b text)",
+        "ALTER TABLE keyless REPLICA IDENTITY FULL",
+    )
+    with pg.connect() as connection:
+        for statement in tables:
+            connection.execute(statement.encode())
+        for table in ("toasted", "whole"):
+            connection.execute(f"ALTER TABLE {table} ALTER big SET STORAGE EXTERNAL".encode())
+        subscribe(connection)
+        for table in ("toasted", "whole"):
+            connection.execute(f"INSERT INTO {table} VALUES (1, repeat('x', 5000), 1)".encode())
+            connection.execute(f"UPDATE {table} SET n = 2".encode())
+            connection.execute(f"UPDATE {table} SET id = 5".encode())
+            connection.execute(f"DELETE FROM {table}".encode())
+        for statement in (
+            "INSERT INTO indexed VALUES (1, 'a')",
+            "UPDATE indexed SET email = 'b'",
+            "DELETE FROM indexed",
+            "INSERT INTO keyless VALUES (1, NULL)",
+            "UPDATE keyless SET b = 'x'",
+            "BEGIN; ALTER TABLE keyless ADD c int; INSERT INTO keyless VALUES (2, 'y', 3); "
+            "TRUNCATE indexed, keyless; COMMIT",
+            "SELECT pg_logical_emit_message(false, 'alone', '\\xff00'::bytea)",
+            "BEGIN; SELECT pg_logical_emit_message(true, 'runnel', 'x'); "
+            "SELECT pg_logical_emit_message(true, 'app', 'é'); COMMIT",
+        ):
+            connection.execute(statement.encode())
+        found = [json.loads(line) for line in written(pg.url, received(connection, messages="true"))]
+    big = "x" * 5000
+    stamps = ("schema", "table", "lsn", "seq", "xid", "time")
+    assert [{k: v for k, v in line.items() if k not in stamps} for line in found] == [
+        {"op": "insert", "key": {"id": 1}, "after": {"id": 1, "big": big, "n": 1}},
+        {"op": "update", "key": {"id": 1}, "after": {"id": 1, "n": 2}, "unchanged": ["big"]},
+        {
+            "op": "update",
+            "key": {"id": 5},
+            "before": {"id": 1},
+            "after": {"id": 5, "n": 2},
+            "unchanged": ["big"],
+        },
+        {"op": "delete", "key": {"id": 5}, "before": {"id": 5}},
+        {"op": "insert", "key": {"id": 1}, "after": {"id": 1, "big": big, "n": 1}},
+        {
+            "op": "update",
+            "key": {"id": 1},
+            "before": {"id": 1, "big": big, "n": 1},
+            "after": {"id": 1, "big": big, "n": 2},
+        },
+        {
+            "op": "update",
+            "key": {"id": 5},
+            "before": {"id": 1, "big": big, "n": 2},
+            "after": {"id": 5, "big": big, "n": 2},
+        },
+        {"op": "delete", "key": {"id": 5}, "before": {"id": 5, "big": big, "n": 2}},
+        {"op": "insert", "key": {"id": 1}, "after": {"id": 1, "email": "a"}},
+        {"op": "update", "key": {"id": 1}, "before": {"email": "a"}, "after": {"id": 1, "email": "b"}},
+        {"op": "delete", "key": {"email": "b"}, "before": {"email": "b"}},
+        {"op": "insert", "after": {"a": 1, "b": None}},
+        {"op": "update", "before": {"a": 1, "b": None}, "after": {"a": 1, "b": "x"}},
+        {"op": "insert", "after": {"a": 2, "b": "y", "c": 3}},
+        {"op": "truncate"},
+        {"op": "truncate"},
+        {"op": "message", "prefix": "alone", "content": "/wA=", "encoding": "base64"},
+        {"op": "message", "prefix": "app", "content": "é"},
+    ]
+    assert [line["table"] for line in found if line["op"] == "truncate"] == ["indexed", "keyless"]
+    assert [line["seq"] for line in found[-5:]] == [0, 1, 2, 0, 1]
+    assert "xid" not in found[-2]
+
+
+def test_a_transaction_streamed_while_open_is_read_with_its_own_xid(pg: Database) -> None:
+    with pg.connect() as connection:
+        connection.execute("CREATE TABLE rows (id int PRIMARY KEY, t text)")
+        subscribe(connection)
+        with connection.transaction():
+            [xid] = connection.execute("SELECT txid_current()").fetchone() or (0,)
+            connection.execute("INSERT INTO rows SELECT g, 'v' FROM generate_series(1, 3000) g")
+            for first, kept in ((3001, False), (3001, True)):
+                connection.execute("SAVEPOINT s")
+                connection.execute(
+                    "INSERT INTO rows SELECT g, %s FROM generate_series(%s::int, 5000) g",
+                    [str(kept), first],
+                )
+                if not kept:
+                    connection.execute("ROLLBACK TO s")
+            connection.execute("SELECT pg_logical_emit_message(true, 'app', 'in it')")
+            connection.execute("TRUNCATE rows")
+        connection.execute("SET logical_decoding_work_mem = '64kB'")
+        got = received(connection, proto_version="2", streaming="on", messages="true")
+        [commit] = [data for _, data in got if data[:1] == b"c"]
+        top, _, lsn, end, time = struct.unpack(">IBQQq", commit[1:30])
+        aborted = {struct.unpack(">II", data[1:9])[1] for _, data in got if data[:1] == b"A"}
+        kept_frames = [
+            (at, data)
+            for at, data in got
+            if data[:1] in b"RYIUDTM" and struct.unpack(">I", data[1:5])[0] not in aborted
+        ]
+        own = OpenTransaction(top, Lsn(lsn), Lsn(end), time + 946_684_800_000_000)
+        found = [json.loads(x) for x in written(pg.url, kept_frames, streamed=True, transaction=own)]
+    assert aborted
+    assert [line["seq"] for line in found] == list(range(5002))
+    assert {line["xid"] for line in found} == {xid % 2**32}
+    assert [line["after"]["id"] for line in found[:-2]] == list(range(1, 5001))
+    assert {line["after"]["t"] for line in found[3000:-2]} == {"True"}
+    assert [line["op"] for line in found[-2:]] == ["message", "truncate"]
