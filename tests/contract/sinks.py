@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from pyarrow import fs
+
 from contract import sqlite_sinks
 from runnel.changes.block import Window
 from runnel.errors import Refused
@@ -27,7 +29,10 @@ from runnel.log.api import Lineage
 from runnel.postgres.lsn import Lsn
 from runnel.progress.position import Position
 from runnel.sinks.api import Attempt, Batch, Plan, Receipt, Sink, Writer
+from runnel.sinks.files import sink as files
+from runnel.sinks.files.remote import RemotePlace
 from runnel.sinks.files.settings import FilesSettings
+from runnel.sinks.files.whole import WholeFiles
 from runnel.sinks.registry import SINKS, SinkContext
 from runnel.sinks.stdout import sink as stdout
 from runnel.sinks.stdout.settings import StdoutSettings
@@ -219,6 +224,29 @@ class FilesTarget:
         return sorted(name for some in folders.values() for name in some)
 
 
+class RemoteTarget(FilesTarget):
+    """An object store, played by a directory: whole objects only, through pyarrow's file system."""
+
+    def _settings(self) -> FilesSettings:
+        return FilesSettings(path="s3://bucket/out", **self.settings)
+
+    def _place(self) -> RemotePlace:
+        return _Objects("s3://bucket/out", fs.LocalFileSystem(), str(self.directory / "out"))
+
+    def sink(self) -> Sink:
+        return WholeFiles(self._settings(), self._place())
+
+    def writer(self, task: Mapping[str, Any], attempt: Attempt) -> Writer:
+        return files.writer(json.loads(json.dumps(task)), attempt, self._place())
+
+
+class _Objects(RemotePlace):
+    def _at(self, name: str) -> str:
+        path = super()._at(name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # an object store has no directories
+        return path
+
+
 def read(path: Path) -> Iterator[Name]:
     """What a plain reader makes of one file."""
     import pyarrow as pa
@@ -301,6 +329,11 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "files-csv-table-gzip": _files(format="csv", layout="table", compression="gzip"),
     "files-parquet": _files(format="parquet"),
     "files-parquet-tiny": _files(format="parquet", roll_bytes=1),
+    "files-remote": lambda directory: RemoteTarget(directory, {}),
+    "files-remote-csv-table-zstd": lambda directory: RemoteTarget(
+        directory, {"format": "csv", "layout": "table", "compression": "zstd", "roll_bytes": 1500}
+    ),
+    "files-remote-parquet": lambda directory: RemoteTarget(directory, {"format": "parquet"}),
     "stdout": StdoutTarget,
     "test-single": lambda directory: SqliteTarget(
         directory, sqlite_sinks.SingleSink, sqlite_sinks.SingleWriter

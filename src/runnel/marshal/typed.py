@@ -242,15 +242,19 @@ def _convert(text: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _bytes(text: pa.Array) -> pa.Array:
     r"""`\x6869` to its bytes: all hex digits of the column at once."""
-    digits = pc.binary_slice(text, 2)
-    offsets = np.frombuffer(digits.buffers()[1], np.int32)[digits.offset : digits.offset + len(digits) + 1]
-    data = digits.buffers()[2]
-    first = int(offsets[0]) if len(offsets) else 0
-    last = int(offsets[-1]) if len(offsets) else 0
-    raw = bytes.fromhex(data.slice(first, last - first).to_pybytes().decode()) if last > first else b""
-    halved = ((offsets - first) // 2).astype(np.int32)
-    valid = pa.array(~np.asarray(text.is_null())).buffers()[1] if text.null_count else None
-    return pa.Array.from_buffers(pa.binary(), len(digits), [valid, pa.py_buffer(halved), pa.py_buffer(raw)])
+    if text.null_count == len(text):
+        return text
+    bounds = np.frombuffer(text.buffers()[1], np.int32)[text.offset : text.offset + len(text) + 1]
+    data = np.frombuffer(text.buffers()[2], np.uint8)[bounds[0] : bounds[-1]]
+    bounds = bounds - bounds[0]
+    there: npt.NDArray[Any] = text.is_valid().to_numpy(zero_copy_only=False)
+    digits = np.ones(len(data), np.bool_)
+    digits[bounds[:-1][there]] = digits[bounds[:-1][there] + 1] = False
+    raw = bytes.fromhex(data[digits].tobytes().decode())
+    sizes = np.where(there, (np.diff(bounds) - 2) // 2, 0)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    valid = pa.array(there).buffers()[1] if text.null_count else None
+    return pa.Array.from_buffers(pa.binary(), len(text), [valid, pa.py_buffer(offsets), pa.py_buffer(raw)])
 
 
 def messages(window: Window) -> pa.RecordBatch:

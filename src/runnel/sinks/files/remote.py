@@ -43,14 +43,14 @@ class RemotePlace:
 
     def read(self, name: str) -> bytes | None:
         try:
-            with self._fs.open_input_stream(self._at(name)) as stream:
+            with self._fs.open_input_stream(self._at(name), compression=None) as stream:
                 data: bytes = stream.read()
                 return data
         except FileNotFoundError:
             return None
 
     def replace(self, name: str, data: bytes) -> None:
-        with self._fs.open_output_stream(self._at(name)) as stream:
+        with self._fs.open_output_stream(self._at(name), compression=None) as stream:
             stream.write(data)
 
     def data_names(self) -> list[str]:
@@ -88,7 +88,7 @@ class RemotePlace:
 
     @contextmanager
     def create(self, name: str, staged: str) -> Iterator[Any]:
-        with self._fs.open_output_stream(self._at(name)) as stream:
+        with self._fs.open_output_stream(self._at(name), compression=None) as stream:
             yield stream
 
     def publish(self, staged: str, name: str) -> None:
@@ -103,7 +103,7 @@ class _RemoteStage:
 
     def write(self, data: bytes | memoryview) -> None:
         if self._stream is None:
-            self._stream = self._fs.open_output_stream(self._path)
+            self._stream = self._fs.open_output_stream(self._path, compression=None)
         self._stream.write(data)
 
     def close(self, *, durable: bool) -> None:

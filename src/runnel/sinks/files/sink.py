@@ -23,10 +23,11 @@ def sink(settings: FilesSettings, context: SinkContext) -> Sink:
     return WholeFiles(settings, place_of(settings)) if settings.whole else GrowingFiles(settings)
 
 
-def writer(task: Mapping[str, Any], attempt: Attempt) -> Writer:
+def writer(task: Mapping[str, Any], attempt: Attempt, place: Place | None = None) -> Writer:
     settings = FilesSettings.model_validate(task["settings"])
+    place = place or place_of(settings)
     base = stage_base(task["stage"], attempt)
-    return (ParquetWriter if settings.format == "parquet" else TextWriter)(settings, base)
+    return (ParquetWriter if settings.format == "parquet" else TextWriter)(settings, place, base)
 
 
 def place_of(settings: FilesSettings) -> Place:
@@ -44,10 +45,10 @@ def encoder(settings: FilesSettings) -> Encoder:
 
 
 class TextWriter:
-    def __init__(self, settings: FilesSettings, base: str) -> None:
+    def __init__(self, settings: FilesSettings, place: Place, base: str) -> None:
         self._settings = settings
         self._encoder = encoder(settings)
-        self._stage = TextStage(place_of(settings), base, settings.codec, settings.roll_bytes)
+        self._stage = TextStage(place, base, settings.codec, settings.roll_bytes)
 
     def write(self, window: Window) -> Sequence[Reject]:
         rejects: list[Reject] = []
@@ -68,10 +69,10 @@ class TextWriter:
 
 
 class ParquetWriter:
-    def __init__(self, settings: FilesSettings, base: str) -> None:
+    def __init__(self, settings: FilesSettings, place: Place, base: str) -> None:
         self._settings = settings
         self._rows = ParquetRows()
-        self._stage = ParquetStage(place_of(settings), base, settings.codec, settings.roll_bytes)
+        self._stage = ParquetStage(place, base, settings.codec, settings.roll_bytes)
 
     def write(self, window: Window) -> Sequence[Reject]:
         rejects: list[Reject] = []
