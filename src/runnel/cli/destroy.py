@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from ..capture import subscription
+from ..log import open_log
 from ..progress.state import State
 from .invocation import invocation
 
@@ -14,4 +15,13 @@ def destroy(ctx: typer.Context) -> None:
     config = invocation(ctx).load()
     name = config.source.name
     with State.connect(config.state_url, name) as state:
+        known = state.subscription()
         subscription.destroy(config.source_url, state, name, typer.echo)
+    # a log of this subscription is of no use any more, and another one may not go on in it
+    log = open_log(config.log.path, config.log.settings())
+    lineage = log.lineage()
+    if lineage is None or (known is not None and not known.owns(lineage)):
+        return
+    if lineage.slot.rpartition("_")[0] == name:
+        log.destroy()
+        typer.echo(f"log {config.log.path} removed")

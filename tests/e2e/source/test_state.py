@@ -10,8 +10,10 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
+from runnel.demo.server import Server
 from runnel.errors import Refused, RunnelError
 from runnel.log.api import Lineage
+from runnel.postgres.connect import connect as open_connection
 from runnel.postgres.lsn import Lsn
 from runnel.progress import schema
 from runnel.progress.position import Position
@@ -309,11 +311,8 @@ def test_settings_of_the_role_do_not_end_or_change_our_session(url: str, connect
             assert row == (value if name != "search_path" else "",)
 
 
-def test_a_wrong_password_is_not_shown(server: str) -> None:
-    from runnel.postgres.connect import connect as open_connection
-
-    host = server.rpartition("@")[2]
-    bad = "postgresql://nobody_here:s3cr3t-word@" + host + "/nowhere"
+def test_a_wrong_password_is_not_shown(server: Server) -> None:
+    bad = f"postgresql://nobody_here:s3cr3t-word@{server.host}:{server.port}/nowhere"
     with pytest.raises(RunnelError) as caught:
         open_connection(bad, "test")
     assert "s3cr3t" not in caught.value.message + caught.value.hint
