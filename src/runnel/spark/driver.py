@@ -9,24 +9,28 @@ can be saved, everything can be repeated); SIGTERM and SIGINT let every running 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import socketserver
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config.models import Config
 from ..errors import RunnelError, UsageError
 from ..events import emit
 from ..postgres.lsn import Lsn
-from .pipeline import Outcome, Pipeline
+from .pipeline import JVM_ENDED, Outcome, Pipeline
 from .scratch import scratch_directory
 from .session import open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger("runnel.pipeline")
 
 LOOK = 0.2
 
@@ -58,6 +62,7 @@ def run_pipelines(config: Config, names: Sequence[str], *, until: Lsn | None = N
             for run in runs:
                 run.join()
             raise
+        _expect_broken_sockets()
         spark.dataSource.register(_data_source())
         session.set_result(spark)
         _watch(runs, spark, stopping)
@@ -88,7 +93,7 @@ def _watch(runs: Sequence[_Run], spark: SparkSession, stopping: threading.Event)
                 run.pipeline.stop()
         if jvm is not None and jvm.poll() is not None:
             for run in runs:
-                emit("state", run.pipeline.name, state="retrying", error="Spark's JVM ended", hint="")
+                emit("state", run.pipeline.name, state="retrying", error=JVM_ENDED, hint="")
             os._exit(AGAIN)
         if asked:
             time.sleep(LOOK / 4)
@@ -101,6 +106,19 @@ def _exit_code(runs: Sequence[_Run], stopped: bool) -> int:
         return AGAIN  # a thread died of a bug: its traceback is on stderr
     failed = [run for run in runs if run.outcome is Outcome.FAILED]
     return REFUSED if failed and not stopped else DONE
+
+
+def _expect_broken_sockets() -> None:
+    """A killed JVM is told in one sentence (`_watch`): what PySpark and py4j say of their broken
+    connections, with tracebacks, would stand beside it."""
+
+    def quietly(server: Any, request: Any, client_address: Any) -> None:
+        logger.debug("a connection of Spark's JVM broke", exc_info=True)
+
+    setattr(socketserver.BaseServer, "handle_error", quietly)  # noqa: B010  mypy forbids the plain form
+    if not logger.isEnabledFor(logging.DEBUG):
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(lambda record: "py4j" not in record.pathname)
 
 
 def _data_source() -> type:

@@ -57,6 +57,9 @@ LOST_OWNER_PATIENCE = 90.0
 """After our own connection was cut the server may hold our lock this long."""
 
 
+JVM_ENDED = "Spark's JVM ended"
+
+
 class Outcome(StrEnum):
     DONE = "done"
     STOPPED = "stopped"
@@ -402,6 +405,8 @@ def _as_error(caught: BaseException) -> RunnelError:
     text = " ".join(str(caught).split())
     if isinstance(caught, psycopg.OperationalError):
         return Transient(f"the state database is away: {text}", hint="it is tried again by itself")
+    if isinstance(caught, ConnectionError) or type(caught).__name__ == "Py4JNetworkError":
+        return Transient(JVM_ENDED)
     if isinstance(caught, OSError):
         return Transient(f"{caught.filename or 'I/O'}: {caught.strerror or text}")
     return Transient(f"{type(caught).__name__}: {text[:500]}")

@@ -111,11 +111,14 @@ class Supervisor:
         """It shall come back."""
         pause = child.back_off()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        what, hint = child.error or (f"its process {how}", "")
         for name in self._names(child):
+            shown = self._shown[name]
             state = "reconnecting" if child.name == CAPTURE else "retrying"
+            if shown.state == state and shown.error and child.error is None:
+                continue  # it said why itself
+            what, hint = child.error or (f"its process {how}; it starts again in {pause:.1f} s", "")
             value = {"event": "state", "who": name, "state": state, "error": what, "hint": hint}
-            self._take(Event(child.name, value | {"why": f"starts again in {pause:.1f} s"}))
+            self._take(Event(child.name, value))
 
     def _names(self, child: Child) -> list[str]:
         return [CAPTURE] if child.name == CAPTURE else self._pipelines
