@@ -29,7 +29,6 @@ from ..progress.state import CAPTURE, State
 from .acknowledgement import Holdings, carry, excess, holdings
 from .cutter import Cutter
 from .known import known_relations
-from .protocol import split
 from .relations import Catalogue
 from .retention import RetentionGuard
 from .slot import read_slot
@@ -174,10 +173,7 @@ class Session:
 
     def _take(self, now: float) -> bool:
         """One burst. Returns whether the socket is empty."""
-        messages = self._stream.read()
-        if not messages:
-            return True
-        frames, keepalives = split(messages)
+        frames, keepalives = self._stream.read()
         if len(frames):
             self._cutter.feed(frames, now)
         for keepalive in keepalives:

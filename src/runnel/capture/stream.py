@@ -14,7 +14,6 @@ What must hold:
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import socket
@@ -28,32 +27,42 @@ from psycopg import conninfo, pq
 from ..errors import RunnelError
 from ..postgres.connect import SESSION, connect_error, parse_url, where
 from ..postgres.lsn import Lsn
-from .protocol import status_update
-from .trouble import stream_error
-
-_log = logging.getLogger(__name__)
+from .protocol import Frames, Keepalive, status_update
+from .transport import SocketTransport, Transport, choose, result_error
 
 NAP = 0.0055
 FLOWING = 0.05
 """Seconds after the last data during which the stream counts as flowing."""
 _RECEIVE_BUFFER = 1 << 20
-_CALLS = 64
-"""consume_input() takes what libpq's buffer holds, 16 kB or more: about 1 MB makes a burst."""
 _LONGEST_SILENCE = 10.0
 
 
 class ReplicationStream:
     """One connection in replication mode. Thread-safe; `read` and `wait` are for one thread."""
 
-    def __init__(self, url: str, application: str) -> None:
-        self._url = url
+    def __init__(self, url: str, application: str, *, plain_socket: bool = True) -> None:
+        """`plain_socket` False: through libpq even where there is no encryption."""
+        self._server = where(url)
         self._lock = threading.Lock()
-        self._conn = self._connect(url, application)
+        parameters: dict[str, Any] = {
+            "connect_timeout": 10,
+            "application_name": application,
+            "keepalives_idle": 20,
+            "keepalives_interval": 10,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 60_000,
+            "gssencmode": "disable",
+            **parse_url(url),
+            "replication": "database",
+        }
+        self._conn = pq.PGconn.connect(conninfo.make_conninfo(**parameters).encode())
+        if self._conn.status != pq.ConnStatus.OK:
+            text = self._conn.get_error_message()
+            self._conn.finish()
+            raise connect_error(psycopg.OperationalError(text), url)
         self.server_version = self._conn.server_version
         self.silence = _LONGEST_SILENCE
         """Seconds after which the server is told something, whatever happens."""
-        self.drained = True
-        """Whether the last `read` left nothing in the socket."""
         self._write = self._flush = 0
         self._told = time.monotonic()
         self._last_data = 0.0
@@ -65,25 +74,8 @@ class ReplicationStream:
         except BaseException:
             self._conn.finish()
             raise
-
-    @staticmethod
-    def _connect(url: str, application: str) -> pq.abc.PGconn:
-        parameters: dict[str, Any] = {
-            "connect_timeout": 10,
-            "application_name": application,
-            "keepalives_idle": 20,
-            "keepalives_interval": 10,
-            "keepalives_count": 3,
-            "tcp_user_timeout": 60_000,
-            **parse_url(url),
-            "replication": "database",
-        }
-        conn = pq.PGconn.connect(conninfo.make_conninfo(**parameters).encode())
-        if conn.status != pq.ConnStatus.OK:
-            text = conn.get_error_message()
-            conn.finish()
-            raise connect_error(psycopg.OperationalError(text), url)
-        return conn
+        encrypted = not plain_socket or parameters["gssencmode"] != "disable"
+        self._transport: Transport = choose(self._conn, self._server, encrypted=encrypted)
 
     def _prepare(self) -> None:
         calls = ", ".join(f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in SESSION)
@@ -102,7 +94,7 @@ class ReplicationStream:
     def _query(self, query: str) -> int:
         result = self._conn.exec_(query.encode())
         if result.status != pq.ExecStatus.TUPLES_OK:
-            raise self._error(result)
+            raise result_error(result, self._server)
         value = result.get_value(0, 0) if result.ntuples else None
         return int(value) if value and value.isdigit() else 0
 
@@ -130,44 +122,22 @@ class ReplicationStream:
             if streaming:
                 options.append("streaming 'on'")
         name = escape.escape_identifier(slot.encode()).decode()
-        command = f"START_REPLICATION SLOT {name} LOGICAL {lsn} ({', '.join(options)})"
-        result = self._conn.exec_(command.encode())
-        if result.status != pq.ExecStatus.COPY_BOTH:
-            raise self._error(result)
-        self._conn.nonblocking = 1
-        self._write = self._flush = 0
+        self._transport.start(f"START_REPLICATION SLOT {name} LOGICAL {lsn} ({', '.join(options)})")
         self._thread = threading.Thread(target=self._keep_alive, name="runnel-keepalive", daemon=True)
         self._thread.start()
 
-    def read(self) -> list[bytes]:
-        """What has arrived, at most about 1 MB; empty if nothing has. Never blocks."""
-        messages: list[bytes] = []
+    def read(self) -> tuple[Frames, list[Keepalive]]:
+        """What has arrived, at most about 1 MB. Never blocks."""
         with self._lock:
-            get, take, keep = self._conn.get_copy_data, self._conn.consume_input, messages.append
-            size, calls, dry = 1, 0, 0
-            self.drained = False
-            try:
-                while True:
-                    size, data = get(1)
-                    while size > 0:
-                        keep(data)  # type: ignore[arg-type]
-                        dry = 0
-                        size, data = get(1)
-                    if size < 0 or calls == _CALLS:
-                        break
-                    if dry and not self._poll.poll(0):
-                        self.drained = True  # nothing in libpq, nothing in TLS, nothing in the socket
-                        break
-                    take()
-                    calls += 1
-                    dry += 1
-            except psycopg.Error as error:
-                raise self._lost(error) from error
-            if size < 0:
-                raise self._error(self._conn.get_result())
-        if messages:
+            frames, keepalives = self._transport.receive()
+        if len(frames):
             self._last_data = time.monotonic()
-        return messages
+        return frames, keepalives
+
+    @property
+    def drained(self) -> bool:
+        """Whether the last `read` left nothing in the socket."""
+        return self._transport.drained
 
     def wait(self, timeout: float) -> None:
         """After a `read`: until there may be more, or `timeout`."""
@@ -189,13 +159,7 @@ class ReplicationStream:
                 self._send()
 
     def _send(self) -> None:
-        message = status_update(self._write, self._flush, time.time_ns() // 1000)
-        try:
-            # Not blocking: if the server takes nothing more, the socket is full of what it was told.
-            self._conn.put_copy_data(message)
-            self._conn.flush()
-        except psycopg.Error as error:
-            raise self._lost(error) from error
+        self._transport.send(status_update(self._write, self._flush, time.time_ns() // 1000))
         self._told = time.monotonic()
 
     def _keep_alive(self) -> None:
@@ -216,20 +180,6 @@ class ReplicationStream:
         if self._thread is not None:
             self._thread.join()
         with self._lock:
+            if isinstance(self._transport, SocketTransport):
+                self._transport.close()
             self._conn.finish()
-
-    # errors
-
-    def _lost(self, error: psycopg.Error) -> RunnelError:
-        result = self._conn.get_result() if self._conn.status == pq.ConnStatus.OK else None
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            return self._error(result)
-        return stream_error(None, str(error), where(self._url))
-
-    def _error(self, result: pq.abc.PGresult | None) -> RunnelError:
-        if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
-            return stream_error(None, "the server ended the stream", where(self._url))
-        code = result.error_field(pq.DiagnosticField.SQLSTATE)
-        text = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)
-        message = (text or result.get_error_message().encode()).decode(errors="replace")
-        return stream_error(code.decode() if code else None, message, where(self._url))
