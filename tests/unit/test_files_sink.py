@@ -247,13 +247,13 @@ def test_csv_by_table_begins_another_file_when_the_columns_change(tmp_path: Path
     output.add(insert(4, UNCHANGED, "\\x00", into=wider), insert(5, "b", None, into=wider))
     assert output.files() == ["public.items/000000000001.csv", "public.items/000000000002.csv"]
     first, second = ((tmp_path / name).read_text().splitlines() for name in output.files())
-    assert first[0] == '"_op","_lsn","_seq","_commit_time","_unchanged","id","note"'
+    assert first[0] == '"_op","_lsn","_seq","_commit_time","_unchanged","_before","id","note"'
     assert first[2:] == [
-        '"insert","0/1000",1,"2023-11-14T22:13:20.004096Z",,"2",""',
-        '"insert","0/1000",2,"2023-11-14T22:13:20.004096Z",,"3",',
+        '"insert","0/1000",1,"2023-11-14T22:13:20.004096Z",,,"2",""',
+        '"insert","0/1000",2,"2023-11-14T22:13:20.004096Z",,,"3",',
     ]
     assert second[0].endswith('"id","note","more"')
-    assert second[1].endswith('"[""note""]","4",,"\\x00"')
+    assert second[1].endswith('"[""note""]",,"4",,"\\x00"')
 
 
 def test_messages_have_a_folder_of_their_own(tmp_path: Path) -> None:

@@ -135,6 +135,14 @@ def test_all_operations_stand_in_commit_order(tmp_path: Path) -> None:
     assert rows[0]["_commit_time"].utcoffset() is not None
 
 
+def test_an_update_that_changes_the_key_tells_the_old_one(tmp_path: Path) -> None:
+    output = Output(tmp_path, format="parquet")
+    output.add(insert(1, "a"), update(2, "a", old=(1,)), update(2, "b", old=(2, "a")), update(2, "c"))
+    output.sink.flush()
+    before = [row["_before"] for row in table(output).to_pylist()]
+    assert before == [None, '{"id":1}', '{"id":2,"note":"a"}', None]
+
+
 def test_small_batches_are_merged_into_one_file_when_it_is_closed(tmp_path: Path) -> None:
     output = Output(tmp_path, format="parquet")
     start = output.at

@@ -4,8 +4,9 @@ A column's Postgres text becomes the Arrow type that holds all its values exactl
 (numeric without a precision, intervals, arrays, json …) it stays text. A value that its type cannot
 hold (a BC date, infinity, NaN in a decimal) is never bent: the row is left out and told as `Misfit`.
 
-Beside the table's own columns: `_op`, `_lsn` (a number, so that it sorts), `_seq`, `_commit_time`, and
-`_unchanged`, the names of columns that the WAL left out: null there does not mean NULL. A delete has
+Beside the table's own columns: `_op`, `_lsn` (a number, so that it sorts), `_seq`, `_commit_time`,
+`_unchanged`, the names of columns that the WAL left out: null there does not mean NULL, and `_before`,
+what the WAL has of the row before an update as JSON (the old key if it changed). A delete has
 the columns that the WAL has of the old row, a truncate none. A table that has a column of such a name
 itself makes all of them begin with one more underscore.
 """
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 
 from ..changes.block import I32, I64, Block, Tuples, Window
 from ..changes.relation import Column, Relation
+from .json import member
 from .stamps import lsn_stamps
 
 _BY_NAME = {
@@ -45,6 +47,7 @@ _META = {
     "_seq": pa.int64(),
     "_commit_time": pa.timestamp("us", "UTC"),
     "_unchanged": pa.list_(pa.string()),
+    "_before": pa.string(),
 }
 _MOST_DIGITS = 38
 
@@ -139,6 +142,7 @@ def _meta(window: Window, relation: Relation, blocks: Sequence[Block]) -> list[p
         pa.array(np.concatenate([block.seq for block in blocks])),
         pa.array(np.concatenate([window.time(block) for block in blocks])).cast(_META["_commit_time"]),
         _unchanged(relation, blocks),
+        pa.concat_arrays([_before(window, block) for block in blocks]),
     ]
 
 
@@ -207,6 +211,12 @@ def _unchanged(relation: Relation, blocks: Sequence[Block]) -> pa.Array:
         ]
         parts.append(pa.array(names, kind).take(pa.array(which.ravel())))
     return pa.concat_arrays(parts)
+
+
+def _before(window: Window, block: Block) -> pa.Array:
+    if block.new is None or block.old is None:
+        return pa.nulls(len(block), pa.string())
+    return member(window, block, "before").cast(pa.string())
 
 
 def _converted(text: pa.Array, kind: pa.DataType, column: Column, bad: dict[int, str]) -> pa.Array:
