@@ -79,6 +79,26 @@ def test_many_small_tables_share_one_staged_file(tmp_path: Path) -> None:
     assert output.files()[7].startswith("public.t007/")
 
 
+def test_more_tables_than_a_process_may_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "_MOST", 5)
+    tables = [relation(f"t{n:02d}") for n in range(23)]
+    output = Output(tmp_path, layout="table", roll_bytes=400)
+    for n in range(4):
+        output.add(*(insert(n, "x", into=table) for table in tables * 2))
+    for table in tables:
+        found = [name for name in output.files() if name.startswith(f"public.{table.name}/")]
+        assert [row["after"]["id"] for name in found for row in output.rows(name)] == [
+            0,
+            0,
+            1,
+            1,
+            2,
+            2,
+            3,
+            3,
+        ]
+
+
 def test_an_output_disk_that_is_full_is_told_and_nothing_half_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from datetime import UTC, date, datetime
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from outputs import Output
+from runnel.errors import Transient
 from runnel.marshal.typed import arrow_type, typed
 from runnel.sinks.files import parquet, whole
 from windows import UNCHANGED, Transaction, delete, insert, relation, truncate, update, window
@@ -184,6 +186,24 @@ def test_files_are_closed_by_size_and_a_large_piece_is_not_copied(
     assert [n for name in output.files() for n in table(output, name)["id"].to_pylist()] == list(
         range(1, 400)
     )
+
+
+def test_a_close_that_fails_takes_its_files_back_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = Output(tmp_path, format="parquet")
+    output.add(insert(1, "a"), insert(1, "b", into=relation("other")))
+
+    def full(name: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output.sink._place, "replace", full)  # type: ignore[attr-defined]
+        with pytest.raises(Transient, match=r"position\.json"):
+            output.sink.flush()
+    assert output.files() == []
+    assert output.sink.flush() == output.at
+    assert [name.partition("/")[0] for name in output.files()] == ["public.items", "public.other"]
 
 
 def test_a_changed_schema_begins_another_file(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -31,6 +31,8 @@ from .stage import Piece
 
 _MANY = 8
 """From so many touched files on they are synced beside each other."""
+_MOST = 256
+"""No more files are held open at once: a process may often have only 1024."""
 
 
 class GrowingFiles:
@@ -120,6 +122,8 @@ class _Draft:
         self._touched: dict[str, int] = {}
         """Name to descriptor, of every file that was appended to."""
         self._new: list[str] = []
+        self._source: tuple[str, int] = ("", -1)
+        """The staged file that was read last: pieces of many tables share one."""
         self._now = time.time()
 
     def add(self, piece: Piece) -> None:
@@ -155,11 +159,7 @@ class _Draft:
         fd = self._descriptor(file)
         os.lseek(fd, file.bytes, os.SEEK_SET)
         with self._staged(piece):
-            source = os.open(self._place.path(piece.file), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                copy_range(source, piece.offset + skip, piece.bytes - skip, fd)
-            finally:
-                os.close(source)
+            copy_range(self._read(piece.file), piece.offset + skip, piece.bytes - skip, fd)
         self._open[piece.folder] = replace(file, bytes=file.bytes + piece.bytes - skip)
 
     def _number(self, folder: str) -> str:
@@ -168,9 +168,23 @@ class _Draft:
         self._new.append(name)
         return name
 
+    def _read(self, name: str) -> int:
+        if self._source[0] != name:
+            fd = os.open(self._place.path(name), os.O_RDONLY | os.O_CLOEXEC)
+            self._close_source()
+            self._source = (name, fd)
+        return self._source[1]
+
+    def _close_source(self) -> None:
+        if self._source[0]:
+            os.close(self._source[1])
+            self._source = ("", -1)
+
     def _descriptor(self, file: OpenFile) -> int:
         fd = self._touched.get(file.name)
         if fd is None:
+            if len(self._touched) >= _MOST:
+                self._sync_touched()
             path = self._place.path(file.name)
             create = os.O_CREAT if file.name in self._new else 0
             fd = self._touched[file.name] = os.open(path, os.O_RDWR | os.O_CLOEXEC | create, 0o644)
@@ -181,6 +195,12 @@ class _Draft:
         return _Missing(self._place.path(piece.file))
 
     def sync(self) -> None:
+        self._sync_touched()
+        self._close_source()
+        for folder in _folders(self._place, self._new):
+            sync_directory(folder)
+
+    def _sync_touched(self) -> None:
         descriptors = list(self._touched.values())
         if len(descriptors) < _MANY:
             for fd in descriptors:
@@ -188,8 +208,6 @@ class _Draft:
         else:
             with ThreadPoolExecutor(_MANY) as pool:
                 list(pool.map(os.fdatasync, descriptors))
-        for folder in _folders(self._place, self._new):
-            sync_directory(folder)
         self._release()
 
     def record(self) -> Record:
@@ -198,6 +216,7 @@ class _Draft:
     def undo(self) -> None:
         """Take back what no record names: frees the space, and no reader sees it."""
         self._release()
+        self._close_source()
         for name in self._new:
             self._place.remove(name)
         for file in self._before.open.values():
@@ -226,5 +245,6 @@ class _Missing:
             ) from error
 
 
-def _folders(place: LocalPlace, names: Iterable[str]) -> Iterator[str]:
-    yield from {os.path.dirname(place.path(name)) for name in names}
+def _folders(place: LocalPlace, names: Sequence[str]) -> set[str]:
+    """Directories that a new file has changed: its own, and the root where its folder may be new."""
+    return {os.path.dirname(place.path(name)) for name in names} | ({place.root} if names else set())

@@ -179,7 +179,8 @@ class LocalPlace:
 
     def publish(self, staged: str, name: str) -> None:
         source, path = self.path(staged), self.path(name)
-        self.make_folder(name)
+        if self.make_folder(name):
+            sync_directory(self.root)
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fdatasync(fd)
@@ -196,11 +197,13 @@ class LocalPlace:
             os.replace(source, path)
         sync_directory(os.path.dirname(path))
 
-    def make_folder(self, name: str) -> None:
+    def make_folder(self, name: str) -> bool:
+        """The folder of a data file; True if it is new, and the root not yet durable."""
         path = os.path.dirname(self.path(name))
-        if not os.path.isdir(path):
-            os.makedirs(path, exist_ok=True)
-            sync_directory(self.root)
+        if os.path.isdir(path):
+            return False
+        os.makedirs(path, exist_ok=True)
+        return True
 
 
 class _LocalStage:

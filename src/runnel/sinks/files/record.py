@@ -53,7 +53,7 @@ class Record:
                 for folder, f in self.open.items()
             },
         }
-        return json.dumps(value, indent=1).encode() + b"\n"
+        return json.dumps(value, ensure_ascii=False).encode() + b"\n"
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Record:

@@ -123,13 +123,19 @@ class WholeFiles:
         return max(sizes.values()) >= limit or sum(sizes.values()) >= _ALL * limit
 
     def _close(self, record: Record) -> None:
-        number = record.next
-        with told(self._place.root):
-            for run in self._runs():
-                self._build(run, data_name(run[0].folder, number, self._owner.suffix), number)
-                number += 1
-        failpoint("sink.written")
-        self._owner.store(replace(record, next=number).at(self._accepted))
+        built: list[str] = []
+        try:
+            with told(self._place.root):
+                for number, run in enumerate(self._runs(), record.next):
+                    built.append(data_name(run[0].folder, number, self._owner.suffix))
+                    self._build(run, built[-1], number)
+            failpoint("sink.written")
+            self._owner.store(replace(record, next=record.next + len(built)).at(self._accepted))
+        except Exception:
+            if self._owner.current() is record:  # no record names them: no reader shall see them
+                for name in built:
+                    self._place.remove(name)
+            raise
         self._settle()
         failpoint("sink.committed")
 
