@@ -89,11 +89,10 @@ def destroy(url: str, state: State, name: str, say: Say) -> None:
     """Remove slot, publication, rows, and the schema with the last subscription. May be repeated."""
     with connect(url, f"runnel {name} destroy") as source:
         subscription = state.subscription()
-        owner = state.owner(CAPTURE) if subscription is not None else None
-        if owner is not None:
-            raise Refused(
-                f"capture of {name!r} is running: {owner}", hint="stop it first, then runnel destroy"
-            )
+        for who in (CAPTURE, *state.pipelines()) if subscription is not None else ():
+            owner = state.owner(who)
+            if owner is not None:
+                raise Refused(f"{who} of {name!r} is running: {owner}", hint="stop it, then runnel destroy")
         bound = _publication_id(source, name)
         ids = {subscription.id} if subscription is not None else set()
         if isinstance(bound, uuid.UUID):

@@ -1,16 +1,29 @@
 """Who owns capture or a pipeline now: session advisory locks in the state database.
 
 A lock falls with its connection, so it tells who lives without a heartbeat. It needs a session of
-its own: a pooler in transaction mode would share it.
+its own: a pooler in transaction mode would share it. After a network failure the server may take a
+minute to notice that a connection is dead; `identity` tells such a ghost of our own from a stranger.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
+import socket
 from dataclasses import dataclass
 from datetime import datetime
 
 from ..postgres.connect import Connection
+
+OWNER_VARIABLE = "RUNNEL_OWNER"
+"""A supervisor's identity, handed to its children: only one of a kind lives at a time."""
+_TOKEN = secrets.token_hex(3)
+
+
+def identity() -> str:
+    """Names this process, or the supervisor it belongs to, in pg_stat_activity; nobody else has it."""
+    return os.environ.get(OWNER_VARIABLE) or f"runnel {os.getpid()}@{socket.gethostname()[:40]} {_TOKEN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,15 @@ def try_lock(connection: Connection, lock: int) -> bool:
 
 def unlock(connection: Connection, lock: int) -> None:
     connection.execute("SELECT pg_advisory_unlock(%s)", [lock])
+
+
+def banish_ghost(connection: Connection, owner: Owner) -> bool:
+    """End a session that an earlier connection of ours left at the server. False: it is not ours."""
+    mine = connection.info.parameter_status("application_name")
+    if owner.application != mine or mine != identity() or owner.pid == connection.info.backend_pid:
+        return False
+    connection.execute("SELECT pg_terminate_backend(%s)", [owner.pid])
+    return True
 
 
 def holder(connection: Connection, lock: int) -> Owner | None:

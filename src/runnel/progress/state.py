@@ -13,7 +13,6 @@ What must hold:
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 import uuid
@@ -21,13 +20,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
-from psycopg.types.json import Jsonb
-
 from ..errors import Refused, RunnelError
 from ..log.api import Lineage
 from ..postgres.connect import Connection, connect
 from ..postgres.lsn import Lsn
-from . import letters, owners, schema
+from . import letters, owners, pipelines, schema
 from .letters import Letter, Rejected
 from .owners import Owner
 from .position import VERSION, Position
@@ -51,8 +48,8 @@ class State:
 
     @classmethod
     def connect(cls, url: str, name: str, application: str = "") -> Self:
-        """`application` tells others who holds a claim: by default host and command."""
-        return cls(connect(url, application or f"runnel {name} on {socket.gethostname()}"[:63]), name)
+        """`application` tells others who holds a claim: by default process and host."""
+        return cls(connect(url, application or owners.identity()), name)
 
     def close(self) -> None:
         self.connection.close()
@@ -202,23 +199,24 @@ class State:
             if not self.connection.closed:
                 owners.unlock(self.connection, owners.key(self.name, lock))
 
-    def _wait_for_lock(self, who: str, label: str, wait: float) -> None:
+    def _wait_for_lock(self, who: str, label: str, wait: float, *, may_banish: bool = False) -> None:
         deadline = time.monotonic() + wait
         while not self._try_lock(who):
-            if time.monotonic() < deadline:
-                time.sleep(0.1)
-                continue
             owner = self.owner(who)
             if owner is None:  # it left between the two looks
                 continue
-            raise Refused(
-                f"{label} is already running: {owner}",
-                hint="stop the other one, or wait until it ends; if its machine is gone: "
-                f"SELECT pg_terminate_backend({owner.pid})",
-            )
+            if may_banish:
+                may_banish = not owners.banish_ghost(self.connection, owner)
+            if time.monotonic() > deadline:
+                raise Refused(
+                    f"{label} is running already: {owner}",
+                    hint="stop the other one, or wait until it ends; if its machine is gone: "
+                    f"SELECT pg_terminate_backend({owner.pid})",
+                )
+            time.sleep(0.1)
 
     def _claim(self, who: str, what: str, wait: float) -> None:
-        self._wait_for_lock(who, what, wait)
+        self._wait_for_lock(who, what, wait, may_banish=True)
         with self._lock:
             if who == CAPTURE:
                 row = self.connection.execute(
@@ -293,25 +291,8 @@ class State:
     def store_position(self, pipeline: str, position: Position, changes: int = 0) -> None:
         """The pipeline is durable up to `position.lsn`. Compare-and-set on the owner's epoch."""
         with self._lock:
-            done = self.connection.execute(
-                "UPDATE runnel.progress SET lsn = %s, tables = %s, system_id = %s, timeline = %s,"
-                " slot = %s, changes = changes + %s, last_changes = %s,"
-                " last_seconds = extract(epoch FROM now() - updated_at), updated_at = now()"
-                " WHERE subscription = %s AND pipeline = %s AND epoch = %s",
-                [
-                    str(position.lsn),
-                    Jsonb(position.tables),
-                    position.lineage.system_id,
-                    position.lineage.timeline,
-                    position.lineage.slot,
-                    changes,
-                    changes,
-                    self.name,
-                    pipeline,
-                    position.epoch,
-                ],
-            )
-        if done.rowcount != 1:
+            stored = pipelines.store(self.connection, self.name, pipeline, position, changes)
+        if not stored:
             rows = self._rows(pipeline)
             raise Refused(
                 f"pipeline {pipeline!r} was taken over by another owner (epoch {rows[0].position.epoch},"
@@ -326,32 +307,11 @@ class State:
         with self._lock:
             if self._written.get(who) == (state, error, detail):
                 return
-            values = {
-                "name": self.name,
-                "pipeline": who,
-                "state": state,
-                "error": error,
-                "detail": None if detail is None else Jsonb(detail),
-                "epoch": self._epochs.get(who),
-            }
+            epoch = self._epochs.get(who)
             if who == CAPTURE:
-                self.connection.execute(
-                    "UPDATE runnel.subscription SET state = %(state)s, error = %(error)s,"
-                    " detail = %(detail)s, state_at = now() WHERE name = %(name)s"
-                    " AND (%(epoch)s::bigint IS NULL OR epoch = %(epoch)s)"
-                    " AND (state, error, detail) IS DISTINCT FROM"
-                    " (%(state)s::text, %(error)s::text, %(detail)s::jsonb)",
-                    values,
-                )
+                pipelines.say_capture(self.connection, self.name, epoch, state, error, detail)
             else:
-                self.connection.execute(
-                    "UPDATE runnel.progress SET state = %(state)s, error = %(error)s, detail = %(detail)s"
-                    " WHERE subscription = %(name)s AND pipeline = %(pipeline)s"
-                    " AND (%(epoch)s::bigint IS NULL OR epoch = %(epoch)s)"
-                    " AND (state, error, detail) IS DISTINCT FROM"
-                    " (%(state)s::text, %(error)s::text, %(detail)s::jsonb)",
-                    values,
-                )
+                pipelines.say(self.connection, self.name, who, epoch, state, error, detail)
             self._written[who] = (state, error, detail)
 
     # dead letters
@@ -405,19 +365,7 @@ class State:
 
     def _rows(self, pipeline: str | None) -> list[PipelineRow]:
         with self._lock:
-            found = self.connection.execute(
-                "SELECT pipeline, version, system_id, timeline, slot, epoch, lsn::text, tables, changes,"
-                " state, error, paused, updated_at, detail, last_changes, last_seconds FROM runnel.progress"
-                " WHERE subscription = %(name)s AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)"
-                " ORDER BY pipeline",
-                {"name": self.name, "pipeline": pipeline},
-            ).fetchall()
-        rows = []
-        for name, version, system_id, timeline, slot, epoch, lsn, tables, *rest in found:
-            lineage = {"system_id": system_id, "timeline": timeline, "slot": slot}
-            record = {"version": version, "lineage": lineage, "epoch": epoch, "lsn": lsn, "tables": tables}
-            rows.append(PipelineRow(name, Position.from_json(record), *rest))
-        return rows
+            return pipelines.read(self.connection, self.name, pipeline)
 
     def _row(self, pipeline: str) -> PipelineRow:
         rows = self._rows(pipeline)

@@ -24,6 +24,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
+from ..progress.owners import OWNER_VARIABLE, identity
+
 REFUSED = (2, 3)
 """Exit codes after which starting again is no use."""
 
@@ -68,7 +70,9 @@ class Child:
         self.starts += 1
         self.started_at = time.monotonic()
         events_in, events_out = os.pipe()
-        environment = {**os.environ, "RUNNEL_EVENTS_FD": str(events_out)}
+        # its predecessor is dead: what that one still seems to own at the server is the child's to take
+        owner = {OWNER_VARIABLE: identity()}
+        environment = {**os.environ, **owner, "RUNNEL_EVENTS_FD": str(events_out)}
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "runnel", "-c", str(self.config), *self.arguments],

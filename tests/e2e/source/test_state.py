@@ -16,9 +16,11 @@ from runnel.log.api import Lineage
 from runnel.postgres.connect import connect as open_connection
 from runnel.postgres.lsn import Lsn
 from runnel.progress import schema
+from runnel.progress.owners import OWNER_VARIABLE
 from runnel.progress.position import Position
 from runnel.progress.state import State
 from runnel.sinks.api import Reject
+from servers import Database, Proxy
 
 Connect = Callable[[], psycopg.Connection]
 
@@ -125,6 +127,29 @@ def test_an_owner_killed_without_a_word_is_followed_within_seconds(made: State, 
     child.wait()
     child.stdout.close()
     assert made.claim_capture() == 2
+
+
+def test_a_dead_connection_of_our_own_is_not_waited_for(
+    made: State, url: str, database: Database, make_proxy: Callable[[Server], Proxy]
+) -> None:
+    proxy = make_proxy(database.server)
+    through = State.connect(database.server.url(database.name, port=proxy.port), "shop")
+    through.claim_capture()
+    proxy.stall()  # the server never hears that the connection is lost
+    through.close()
+    assert made.owner("capture") is not None
+    assert made.claim_capture(wait=1) == 2
+
+
+def test_the_children_of_one_supervisor_follow_each_other(
+    url: str, made: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(OWNER_VARIABLE, "runnel 1@host abc")
+    with State.connect(url, "shop") as first, State.connect(url, "shop") as second:
+        first.claim_pipeline("copy")
+        assert second.claim_pipeline("copy", wait=1).epoch == 2
+        with pytest.raises(Refused, match="is running already"):
+            made.claim_pipeline("copy", wait=0)
 
 
 def test_claiming_again_under_the_same_connection_gives_the_next_epoch(made: State) -> None:
