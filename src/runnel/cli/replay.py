@@ -1,4 +1,9 @@
-"""`runnel replay PIPELINE --from LSN|TIME`: deliver again what the log still holds."""
+"""`runnel replay PIPELINE --from LSN|TIME`: deliver again what the log still holds.
+
+Only the sink's own record goes back. The position in the state stays: the slot was confirmed by it, and
+capture must refuse to start when a recorded position lies before what is confirmed. A sink without a
+record of its own has nothing else to go back by, so it cannot replay.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +46,11 @@ def replay(
         recorded = state.claim_pipeline(name, wait=0)
         context = SinkContext(name, f"{config.log.path}/_stage/{name}")
         sink = SINKS[settings.type].sink(settings, context)
+        if not sink.capabilities.holds_position:
+            raise RunnelError(
+                f"pipeline {name!r}: a {settings.type} sink has no record of its own to go back by",
+                hint=f'read the log itself: spark.read.format("runnel").option("log", "{config.log.path}")',
+            )
         with closing(sink):
             position = sink.open(recorded)
             target = _target(log, start)
@@ -50,8 +60,6 @@ def replay(
                     hint="give an earlier LSN or time",
                 )
             sink.reposition(target)
-        # The sink's record first: it is the authority where there is one.
-        state.reposition(name, target)
     typer.echo(f"pipeline {name} delivers again from {target} on, at its next start")
 
 

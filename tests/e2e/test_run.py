@@ -1,0 +1,151 @@
+"""`runnel run` on a real server, from a commit to the line in a file."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from conftest import RunnelCli
+from servers import Database, await_condition
+from shop import Shop
+
+
+@pytest.fixture
+def shop(pg: Database, tmp_path: Path) -> Shop:
+    return Shop(pg, tmp_path)
+
+
+def slot_confirmed(pg: Database) -> str:
+    with pg.connect() as connection:
+        row = connection.execute(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE database = current_database()"
+        ).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def test_once_delivers_everything_up_to_now_and_a_second_time_only_what_is_new(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    runnel_cli.config(shop.config())
+    runnel_cli.run("init")
+    before = slot_confirmed(shop.pg)
+    shop.work()
+    done = runnel_cli.run("run", "--once")
+    assert not done.stdout
+    assert "Traceback" not in done.stderr
+    shop.verify()
+    assert shop.rows()
+    assert slot_confirmed(shop.pg) > before
+    shop.work()
+    runnel_cli.run("run", "--once")
+    shop.verify()
+    status = json.loads(runnel_cli.run("status", "--json").stdout)
+    assert status["pipelines"]["events"]["state"] == "stopped"
+    assert status["pipelines"]["events"]["lag_bytes"] == 0
+    assert not list((runnel_cli.directory / "log" / "_spark").iterdir())
+
+
+def test_a_pause_holds_a_pipeline_and_a_signal_ends_the_run_with_its_batch_finished(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    runnel_cli.config(shop.config())
+    running = runnel_cli.start("run", stderr=None)
+    await_condition(shop.out.exists, 120, what="the sink is open")
+    shop.work()
+    shop.await_delivered()
+    runnel_cli.run("pause", "events")
+
+    def state() -> str:
+        text = runnel_cli.run("status", "--json").stdout
+        return str(json.loads(text)["pipelines"]["events"]["state"])
+
+    await_condition(lambda: state() == "paused", 30)
+    held = shop.position()
+    shop.work()
+    assert state() == "paused"
+    assert shop.position() == held
+    runnel_cli.run("resume", "events")
+    shop.await_delivered()
+    shop.verify()
+    shop.work(200)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(60) == 0
+    runnel_cli.run("run", "--once")
+    shop.verify()
+
+
+def test_without_a_file_changes_go_to_stdout_and_the_last_line_says_that_the_slot_stays(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    arguments = ("run", "--once", "--source", shop.pg.url, "--sink", "stdout")
+    first = runnel_cli.run(*arguments)
+    assert not first.stdout
+    shop.work(3)
+    second = runnel_cli.run(*arguments)
+    changes = [json.loads(line) for line in second.stdout.splitlines()]
+    assert changes[0]["op"] == "insert"
+    assert len({(change["lsn"], change["seq"]) for change in changes}) == len(changes)
+    last = second.stderr.splitlines()[-1]
+    assert "slot runnel_" in last
+    assert "runnel destroy" in last
+
+
+def test_a_change_the_sink_cannot_take_stops_the_pipeline_with_one_sentence(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    runnel_cli.config(shop.config().replace("path: out}", "path: out, max_record_bytes: 4096}"))
+    runnel_cli.run("init")
+    shop.pg.execute("INSERT INTO orders VALUES (1, 'small'), (2, repeat('x', 9000))")
+    failed = runnel_cli.run("run", "--once", expect=1)
+    lines = [line for line in failed.stderr.splitlines() if line.startswith(("runnel: ", "  → "))]
+    assert len(lines) == 2
+    assert 'public.orders key {"id":2} at ' in lines[0]
+    assert "on_error: dead_letter" in lines[1]
+    assert "Traceback" not in failed.stderr
+    assert not list(shop.changes())
+
+
+def test_dead_letters_keep_a_row_apart_under_every_key_it_gets(shop: Shop, runnel_cli: RunnelCli) -> None:
+    text = shop.config(more=", on_error: dead_letter")
+    runnel_cli.config(text.replace("path: out}", "path: out, max_record_bytes: 4096}"))
+    runnel_cli.run("init")
+    shop.pg.execute(
+        "INSERT INTO orders VALUES (1, 'small'), (2, repeat('x', 9000))",
+        "UPDATE orders SET id = 3, note = 'moved' WHERE id = 2",
+        "UPDATE orders SET note = 'later' WHERE id = 3",
+        "INSERT INTO orders VALUES (4, 'other')",
+    )
+    runnel_cli.run("run", "--once")
+    assert shop.copy() == {1: "small", 4: "other"}
+    shop.pg.execute("DELETE FROM orders WHERE id = 3")
+    runnel_cli.run("run", "--once")
+    assert shop.copy() == {1: "small", 4: "other"}
+    with shop.pg.connect() as connection:
+        letters = connection.execute(
+            "SELECT key, change::jsonb->>'op' FROM runnel.dead_letters ORDER BY lsn, seq"
+        ).fetchall()
+    assert letters == [
+        ('{"id":2}', "insert"),
+        ('{"id":3}', "update"),
+        ('{"id":3}', "update"),
+        ('{"id":3}', "delete"),
+    ]
+
+
+def test_a_replay_delivers_again_what_the_log_keeps(shop: Shop, runnel_cli: RunnelCli) -> None:
+    runnel_cli.config(shop.config(retain="1h"))
+    runnel_cli.run("init")
+    shop.work(5)
+    runnel_cli.run("run", "--once")
+    first = list(shop.changes())
+    middle = first[len(first) // 2]["lsn"]
+    runnel_cli.run("replay", "events", "--from", middle)
+    runnel_cli.run("run", "--once")
+    again = list(shop.changes())[len(first) :]
+    assert again == [change for change in first if change["lsn"] >= middle]
+    late = runnel_cli.run("replay", "events", "--from", "2000-01-01T00:00:00Z", expect=1)
+    assert "log.retain" in late.stderr
