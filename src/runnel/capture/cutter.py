@@ -30,7 +30,7 @@ from ..postgres.lsn import Lsn
 from . import protocol
 from .chunk import Describe, OpenChunk, Segment, Versions, segment
 from .protocol import I64, Commit, Frames, StreamCommit
-from .spool import Spool, Spools
+from .spool import WINDOW, Spool, Spools
 
 
 class Cutter:
@@ -261,7 +261,7 @@ class Cutter:
             )
         self.cut()
         fresh = commit.lsn >= self.end
-        for frames in spool.windows():
+        for frames in spool.windows(min(WINDOW, self._limit)):
             piece = segment(frames, self._describe, streamed=True)
             if fresh:
                 self._into_parts(piece)

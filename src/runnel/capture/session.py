@@ -161,6 +161,7 @@ class Session:
                 self._look_at_source(now)
             if self._paused:
                 self._stop.wait(_IDLE)
+                self._progress_due = 0.0
                 continue
             drained = self._take(now)
             if self._cutter.due(now, linger):

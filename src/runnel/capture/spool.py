@@ -23,7 +23,7 @@ import numpy.typing as npt
 from . import protocol
 from .protocol import Frames, frames_of
 
-_WINDOW = 1 << 20
+WINDOW = 1 << 20
 _LENGTHS = 1 << 14
 
 
@@ -94,15 +94,15 @@ class Spool:
         finally:
             self.close()
 
-    def windows(self) -> Iterator[Frames]:
-        """All frames in order, whole, about 1 MB at a time (a larger frame alone)."""
+    def windows(self, size: int = WINDOW) -> Iterator[Frames]:
+        """All frames in order, whole, about `size` bytes at a time (a larger frame alone)."""
         self.open()
         try:
             offset = done = 0
             while done < self.frames:
                 raw = os.pread(self._lengths, 4 * min(_LENGTHS, self.frames - done), 4 * done)
                 length = np.frombuffer(raw, "<u4").astype(np.int64)
-                fit = int(np.searchsorted(np.cumsum(length), _WINDOW, side="right"))
+                fit = int(np.searchsorted(np.cumsum(length), size, side="right"))
                 length = length[: max(fit, 1)]
                 data = bytearray(int(length.sum()))
                 _read(self._data, memoryview(data), offset)

@@ -1,0 +1,472 @@
+"""Capture against a real server: what commits stands in the log, once, in order, whatever happens."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+
+from capturing import Change, MemoryLog, changes
+from runnel.capture import service, session, stream
+from runnel.capture.slot import read_slot
+from runnel.capture.subscription import Wanted, init
+from runnel.capture.transport import LibpqTransport
+from runnel.config import Config, load
+from runnel.errors import Refused, RunnelError
+from runnel.log import open_log
+from runnel.log.api import ChunkHeader
+from runnel.postgres.connect import connect
+from runnel.postgres.lsn import Lsn
+from runnel.progress.state import CAPTURE, State
+from servers import Database, MakeServer, await_condition
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+
+
+class Captured:
+    """A subscription with one pipeline `p`, its log, and capture in a thread when `running`."""
+
+    def __init__(self, url: str, directory: Path, log: dict[str, Any], source: dict[str, Any]) -> None:
+        self.url = url
+        self.path = str(directory / "log")
+        self.config: Config = load(
+            None,
+            {
+                "source": {"url": url, "name": "shop", "reconcile": 3600, **source},
+                "log": {"path": self.path, **log},
+                "pipelines": {"p": {"sink": {"type": "stdout"}}},
+            },
+            default=None,
+        )
+        with State.connect(url, "shop") as state:
+            self.slot = init(url, state, Wanted("shop", ("*.*",), ("p",)), lambda _: None).subscription.slot
+        self.failure: BaseException | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        stop = threading.Event()
+
+        def work() -> None:
+            try:
+                service.run(self.config, stop)
+            except BaseException as error:  # noqa: BLE001 - told to the test
+                self.failure = error
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            await_condition(lambda: self.failure or self.state() == "streaming", what="streaming")
+            yield
+        finally:
+            stop.set()
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def execute(self, *statements: str) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def one(self, query: str) -> Any:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            row = connection.execute(query.encode()).fetchone()
+            return row[0] if row else None
+
+    def state(self) -> str:
+        with State.connect(self.url, "shop") as state:
+            return state.known().state
+
+    def detail(self) -> Any:
+        with State.connect(self.url, "shop") as state:
+            return state.known().detail
+
+    def deliver(self, lsn: Lsn) -> None:
+        """What a pipeline does after a batch."""
+        with State.connect(self.url, "shop") as state:
+            state.store_position("p", state.claim_pipeline("p").at(lsn))
+
+    def confirmed(self) -> Lsn:
+        with connect(self.url, "test") as connection:
+            slot = read_slot(connection, self.slot)
+            assert slot is not None
+            return slot.confirmed
+
+    def log(self) -> MemoryLog:
+        log, out = open_log(self.path), MemoryLog()
+        first = log.usage().first
+        for ref in log.chunks(first) if first is not None else ():
+            reader = log.open(ref.name)
+            frames = []
+            for piece in reader.pieces():
+                for a, b in zip(piece.offsets[:-1].tolist(), piece.offsets[1:].tolist(), strict=True):
+                    frames.append(piece.buffer[a:b].tobytes())
+            out.chunks.append((reader.header, frames))
+            reader.close()
+        return out
+
+    def headers(self) -> list[ChunkHeader]:
+        return [header for header, _ in self.log().chunks]
+
+    def changes(self) -> list[Change]:
+        found = list(changes(self.log()))
+        assert [(c.lsn, c.seq) for c in found] == sorted({(c.lsn, c.seq) for c in found})
+        return found
+
+    def ids(self) -> list[int]:
+        return [int(change.what) for change in self.changes()]
+
+    def await_ids(self, *expected: int, timeout: float = 30) -> None:
+        await_condition(
+            lambda: self.ids() == list(expected), timeout, what=f"{len(expected)} rows in the log"
+        )
+
+
+Make = Callable[..., Captured]
+
+
+@pytest.fixture
+def make(pg: Database, tmp_path: Path) -> Make:
+    pg.execute(TABLE)
+
+    def made(log: dict[str, Any] | None = None, **source: Any) -> Captured:
+        return Captured(pg.url, tmp_path, log or {}, source)
+
+    return made
+
+
+def test_commits_reach_the_log_in_commit_order_and_a_restart_repeats_none(make: Make) -> None:
+    c = make()
+    c.execute("INSERT INTO t VALUES (1, 'a')")
+    with c.running():
+        c.execute("INSERT INTO t VALUES (2, 'b'), (3, 'c')")
+        c.await_ids(1, 2, 3)
+    assert c.state() == "stopped"
+    c.execute("INSERT INTO t VALUES (4, 'd')")
+    with c.running():
+        c.execute("INSERT INTO t VALUES (5, 'e')")
+        c.await_ids(1, 2, 3, 4, 5)
+    assert [header.epoch for header in c.headers()][-1] == 2
+    assert not any(header.schema_change for header in c.headers())
+
+
+def test_a_stop_confirms_what_the_pipelines_have_and_no_more(make: Make) -> None:
+    c = make()
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')")
+        c.await_ids(1)
+        first = c.headers()[0].end
+        c.deliver(first)
+        c.execute("INSERT INTO t VALUES (2, 'b')")
+        c.await_ids(1, 2)
+    assert first <= c.confirmed() < c.headers()[-1].end
+
+
+def test_the_slot_follows_the_pipeline_while_capture_runs_and_the_log_is_trimmed(make: Make) -> None:
+    c = make()
+    with c.running():
+        for number in range(3):
+            c.execute(f"INSERT INTO t VALUES ({number}, 'a')")
+            await_condition(lambda n=number: len(c.headers()) > n)
+        end = c.headers()[-1].end
+        c.deliver(end)
+        await_condition(lambda: c.confirmed() >= end)
+        await_condition(lambda: len(c.headers()) <= 2)
+
+
+def test_acknowledging_the_log_does_not_wait_for_pipelines(make: Make) -> None:
+    c = make(ack="log")
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')")
+        c.await_ids(1)
+        end = c.headers()[0].end
+        await_condition(lambda: c.confirmed() >= end)
+        assert c.ids() == [1]
+
+
+def test_an_idle_source_advances_without_a_single_change(
+    make: Make, pg: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_ADVANCE", 0.3)
+    pg.execute("CREATE TABLE unpublished (id int)")
+    c = make(tables=["public.t"])
+    before = c.confirmed()
+    with c.running():
+        c.execute("INSERT INTO unpublished SELECT generate_series(1, 1000)")
+        target = Lsn.parse(c.one("SELECT pg_current_wal_insert_lsn()::text"))
+        await_condition(lambda: c.confirmed() >= target > before)
+        assert all(header.changes == 0 for header in c.headers())
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')")
+        c.await_ids(1)
+
+
+def test_a_streamed_transaction_keeps_only_what_was_not_rolled_back(make: Make, pg: Database) -> None:
+    pg.execute(f"ALTER DATABASE \"{pg.name}\" SET logical_decoding_work_mem = '64kB'")
+    c = make({"chunk_bytes": "64KiB"})
+    with c.running(), psycopg.connect(c.url) as connection:
+        rows = "INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series({}, {}) g"
+        for base in (0, 10_000):
+            connection.execute(f"SAVEPOINT a; {rows.format(base + 1, base + 999)}".encode())
+            connection.execute(f"SAVEPOINT b; {rows.format(base + 1000, base + 1999)}".encode())
+            connection.execute(f"SAVEPOINT c; {rows.format(base + 2000, base + 2999)}".encode())
+            connection.execute(b"RELEASE c; ROLLBACK TO b")
+            connection.execute(rows.format(base + 3000, base + 3999).encode())
+            connection.execute(b"RELEASE b; RELEASE a")
+            connection.execute(f"SAVEPOINT d; {rows.format(base + 4000, base + 4999)}".encode())
+            connection.execute(b"ROLLBACK TO d")
+        c.execute("INSERT INTO t VALUES (-1, 'meanwhile')")
+        connection.commit()
+        kept = [*range(1, 1000), *range(3000, 4000), *range(10_001, 11_000), *range(13_000, 14_000)]
+        c.await_ids(-1, *kept)
+    streamed = [header for header in c.headers() if header.streamed]
+    assert len(streamed) == streamed[0].parts > 1
+
+
+def test_a_table_first_seen_in_a_rolled_back_savepoint_can_still_be_decoded(
+    make: Make, pg: Database
+) -> None:
+    pg.execute(f"ALTER DATABASE \"{pg.name}\" SET logical_decoding_work_mem = '64kB'")
+    c = make()
+    with c.running(), psycopg.connect(c.url) as connection:
+        rows = "INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series({}, {}) g"
+        connection.execute(f"SAVEPOINT a; {rows.format(1, 3000)}".encode())
+        connection.execute(b"ROLLBACK TO a")
+        connection.execute(rows.format(5000, 7000).encode())
+        connection.commit()
+        c.await_ids(*range(5000, 7001))
+
+
+def test_a_whole_streamed_transaction_rolled_back_leaves_nothing(make: Make, pg: Database) -> None:
+    pg.execute(f"ALTER DATABASE \"{pg.name}\" SET logical_decoding_work_mem = '64kB'")
+    c = make()
+    with c.running():
+        with psycopg.connect(c.url) as connection:
+            connection.execute("INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(1, 5000) g")
+            connection.rollback()
+        c.execute("INSERT INTO t VALUES (7, 'after')")
+        c.await_ids(7)
+    assert not list((Path(c.path) / "_spool").glob("*"))
+
+
+def test_a_large_transaction_without_streaming_spans_parts(make: Make) -> None:
+    c = make({"chunk_bytes": "64KiB"}, streaming=False)
+    with c.running():
+        c.execute("INSERT INTO t VALUES (-1, 'before')")
+        c.execute("INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 20000) g")
+        c.await_ids(-1, *range(1, 20_001))
+    whole = [header for header in c.headers() if header.transaction and not header.streamed]
+    assert len(whole) == whole[0].parts > 1
+
+
+def test_truncates_and_messages_are_captured(make: Make) -> None:
+    c = make()
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')", "TRUNCATE t")
+        c.execute("SELECT pg_logical_emit_message(true, 'app', 'inside')")
+        c.execute("SELECT pg_logical_emit_message(false, 'app', 'outside')")
+        c.execute("INSERT INTO t VALUES (2, 'b')")
+        await_condition(lambda: len(c.changes()) == 5)
+        what = [change.what for change in c.changes()]
+        assert [what[0], *what[2:]] == ["1", "inside", "outside", "2"]
+        assert what[1].startswith("truncate")
+
+
+def test_an_altered_table_is_a_schema_change_from_its_row_on(make: Make) -> None:
+    c = make()
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t ADD COLUMN w int")
+        c.execute("INSERT INTO t VALUES (2, 'b', 3)")
+        c.await_ids(1, 2)
+    assert [change.columns for change in c.changes()] == [2, 3]
+    assert any(header.schema_change for header in c.headers())
+
+
+def test_the_primary_key_is_known_under_replica_identity_full_and_after_the_table_is_gone(
+    make: Make,
+) -> None:
+    c = make()
+    c.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')")
+        c.await_ids(1)
+    c.execute("INSERT INTO t VALUES (2, 'b')", "DROP TABLE t")
+    with c.running():
+        c.await_ids(1, 2)
+    assert {relation.key for header in c.headers() for relation in header.relations} == {(0,)}
+
+
+def test_a_full_log_pauses_capture_which_still_answers_the_server(make: Make, pg: Database) -> None:
+    pg.execute(f"ALTER DATABASE \"{pg.name}\" SET wal_sender_timeout = '1s'")
+    c = make({"chunk_bytes": "4KiB", "max_bytes": "64KiB"})
+    sender = "SELECT pid FROM pg_stat_replication WHERE application_name = 'runnel shop capture'"
+    with c.running():
+        pid = c.one(sender)
+        for number in range(100):
+            c.execute(f"INSERT INTO t VALUES ({number}, repeat('x', 2000))")
+        await_condition(lambda: c.state() == "paused")
+        assert "'p'" in c.detail()["why"]
+        paused = time.monotonic()
+        await_condition(lambda: time.monotonic() - paused > 3.5)
+        assert c.one(sender) == pid
+        seen: set[int] = set()
+
+        def all_delivered() -> bool:
+            log = c.log()
+            seen.update(int(change.what) for change in changes(log))
+            c.deliver(log.chunks[-1][0].end)
+            return len(seen) == 100
+
+        await_condition(all_delivered, 60, every=0.2)
+        await_condition(lambda: c.state() == "streaming")
+        assert c.one(sender) == pid
+
+
+def test_a_killed_walsender_is_replaced_and_nothing_is_lost_or_doubled(make: Make) -> None:
+    c = make()
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')")
+        c.await_ids(1)
+        c.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_replication WHERE application_name ~ 'shop'"
+        )
+        c.execute("INSERT INTO t VALUES (2, 'b')")
+        c.await_ids(1, 2)
+        c.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ 'runnel'"
+            " AND datname = current_database()"
+        )
+        c.execute("INSERT INTO t VALUES (3, 'c')")
+        c.await_ids(1, 2, 3)
+    assert c.failure is None
+
+
+def test_a_restarted_server_is_found_again_and_its_stop_is_not_held_up(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    server = make_server(18)
+    with server.connect() as connection:
+        connection.execute(TABLE.encode())
+    c = Captured(server.url(), tmp_path, {}, {})
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')")
+        c.await_ids(1)
+        begun = time.monotonic()
+        server.restart()
+        assert time.monotonic() - begun < 30
+        c.execute("INSERT INTO t VALUES (2, 'b')")
+        c.await_ids(1, 2)
+        server.crash()
+        server.start()
+        c.execute("INSERT INTO t VALUES (3, 'c')")
+        c.await_ids(1, 2, 3)
+    assert c.failure is None
+
+
+def test_a_second_capture_is_refused_and_does_not_touch_the_firsts_state(make: Make) -> None:
+    c = make()
+    with c.running():
+        with pytest.raises(Refused, match="running"):
+            service.run(c.config, threading.Event())
+        assert c.state() == "streaming"
+
+
+def test_without_a_subscription_capture_says_what_to_do(pg: Database, tmp_path: Path) -> None:
+    config = load(
+        None, {"source": {"url": pg.url, "name": "none"}, "log": str(tmp_path / "log")}, default=None
+    )
+    with pytest.raises(RunnelError) as caught:
+        service.run(config, threading.Event())
+    assert "runnel init" in caught.value.hint
+
+
+def test_a_dropped_slot_is_refused_with_a_remedy(make: Make) -> None:
+    c = make()
+    c.execute(f"SELECT pg_drop_replication_slot('{c.slot}')")
+    with pytest.raises(Refused, match="does not exist") as caught:
+        service.run(c.config, threading.Event())
+    assert "runnel init" in caught.value.hint
+    assert c.state() == "failed"
+
+
+def test_a_slot_advanced_by_somebody_else_is_refused(make: Make) -> None:
+    c = make()
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')")
+        c.await_ids(1)
+    c.execute("INSERT INTO t VALUES (2, 'b')")
+    c.execute(f"SELECT pg_replication_slot_advance('{c.slot}', pg_current_wal_lsn())")
+    with pytest.raises(Refused, match="somebody else"):
+        service.run(c.config, threading.Event())
+
+
+def test_a_new_table_joins_while_capture_runs(make: Make) -> None:
+    c = make(reconcile=0.2)
+    with c.running():
+        c.execute("CREATE TABLE late (id int PRIMARY KEY)")
+        await_condition(
+            lambda: c.one("SELECT count(*) FROM pg_publication_tables WHERE tablename = 'late'")
+        )
+        c.execute("INSERT INTO late VALUES (9)")
+        c.await_ids(9)
+
+
+def test_the_state_names_capture_as_the_owner_only_while_it_runs(make: Make) -> None:
+    c = make()
+    with c.running(), State.connect(c.url, "shop") as state:
+        assert state.owner(CAPTURE) is not None
+    with State.connect(c.url, "shop") as state:
+        await_condition(lambda: state.owner(CAPTURE) is None)
+
+
+def test_libpq_reads_the_same_stream_where_the_socket_is_not_plain(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "choose", lambda conn, server, **_: LibpqTransport(conn, server))
+    c = make({"chunk_bytes": "64KiB"})
+    with c.running():
+        c.execute("INSERT INTO t VALUES (-1, repeat('x', 3000000))")
+        c.execute("INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 20000) g")
+        c.await_ids(-1, *range(1, 20_001))
+        c.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_replication WHERE application_name ~ 'shop'"
+        )
+        c.execute("INSERT INTO t VALUES (-2, 'after')")
+        c.await_ids(-1, *range(1, 20_001), -2)
+
+
+def test_a_hundred_thousand_sub_transactions_fit_into_little_memory(
+    make: Make, pg: Database, runnel_cli: Any
+) -> None:
+    pg.execute(f"ALTER DATABASE \"{pg.name}\" SET logical_decoding_work_mem = '1MB'")
+    c = make()
+    config = runnel_cli.config(
+        f"source: {{url: '{c.url}', name: shop}}\nlog: {c.path}\n"
+        "pipelines: {p: {sink: {type: stdout}}}\n"
+    )
+    process = runnel_cli.start("-c", str(config), "capture")
+    await_condition(lambda: c.state() == "streaming")
+    c.execute(
+        """DO $$ BEGIN FOR i IN 1..100000 LOOP
+             BEGIN
+               INSERT INTO t VALUES (i, repeat('x', 100));
+               IF i % 10 = 0 THEN RAISE division_by_zero; END IF;
+             EXCEPTION WHEN division_by_zero THEN NULL; END;
+           END LOOP; END $$"""
+    )
+    end = Lsn.parse(c.one("SELECT pg_current_wal_insert_lsn()::text"))
+    await_condition(lambda: sum(header.changes for header in c.headers()) == 90_000, 90, every=0.3)
+    assert psutil.Process(process.pid).memory_info().rss < 200 << 20
+    assert c.ids() == [i for i in range(1, 100_001) if i % 10]
+    c.deliver(c.headers()[-1].end)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert c.headers()[-1].end >= c.confirmed() >= end
