@@ -1,0 +1,69 @@
+"""Changes of parked keys leave the window as letters; everything else stays, in order."""
+
+from __future__ import annotations
+
+import json
+
+from runnel.changes.block import Window
+from runnel.marshal.json import lines
+from runnel.spark.parked import Parked
+from windows import ITEMS, Transaction, delete, insert, relation, truncate, update, window
+
+OTHER = relation("other")
+PARKED = [("public.items", '{"id":1}')]
+
+
+def told(some: Window) -> list[tuple[str, str, str]]:
+    found = [json.loads(line) for line in bytes(lines(some).data).splitlines()]
+    return [(c["op"], c["table"], json.dumps(c.get("key"), separators=(",", ":"))) for c in found]
+
+
+def test_a_window_without_a_parked_table_passes_untouched() -> None:
+    some = window(Transaction(100, (insert(1, "a", into=OTHER),)))
+    kept, letters = Parked(PARKED).divide(some)
+    assert kept is some
+    assert not letters
+
+
+def test_changes_of_a_parked_key_become_letters_and_the_rest_keeps_its_order() -> None:
+    some = window(
+        Transaction(100, (insert(2, "b"), update(1, "x"), insert(9, "o", into=OTHER))),
+        Transaction(200, (delete(1), update(2, "c"))),
+    )
+    kept, letters = Parked(PARKED).divide(some)
+    assert told(kept) == [
+        ("insert", "items", '{"id":2}'),
+        ("insert", "other", '{"id":9}'),
+        ("update", "items", '{"id":2}'),
+    ]
+    assert kept.changes == 3
+    assert [(int(one.lsn), one.seq, one.key) for one in letters] == [
+        (100, 1, '{"id":1}'),
+        (200, 0, '{"id":1}'),
+    ]
+    assert json.loads(letters[0].change)["after"] == {"id": 1, "note": "x"}
+
+
+def test_a_parked_row_stays_parked_under_its_new_key_also_in_the_next_window() -> None:
+    parked = Parked(PARKED)
+    kept, letters = parked.divide(
+        window(Transaction(100, (update(5, "moved", old=(1,)), insert(6, "b"), update(5, "again"))))
+    )
+    assert told(kept) == [("insert", "items", '{"id":6}')]
+    assert [one.key for one in letters] == ['{"id":5}', '{"id":5}']
+    kept, letters = parked.divide(window(Transaction(200, (delete(5), delete(6)))))
+    assert told(kept) == [("delete", "items", '{"id":6}')]
+    assert [one.key for one in letters] == ['{"id":5}']
+
+
+def test_a_full_old_row_tells_its_key() -> None:
+    full = window(Transaction(100, (update(5, "moved", old=(1, "before")), update(7, "x", old=(7, "y")))))
+    kept, letters = Parked(PARKED).divide(full)
+    assert [one.key for one in letters] == ['{"id":5}']
+    assert told(kept) == [("update", "items", '{"id":7}')]
+
+
+def test_a_parked_table_gives_all_its_changes_and_a_parked_key_lets_a_truncate_pass() -> None:
+    some = window(Transaction(100, (truncate(ITEMS), insert(3, "c"))))
+    assert Parked([("public.items", None)]).divide(some)[0].changes == 0
+    assert Parked(PARKED).divide(some)[0].changes == 2

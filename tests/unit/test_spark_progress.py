@@ -1,0 +1,93 @@
+"""When a pipeline's position is written to the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runnel.log.api import Lineage
+from runnel.postgres.lsn import Lsn
+from runnel.progress.position import Position
+from runnel.spark import progress as module
+from runnel.spark.progress import EMPTY_STEP, Progress
+from runnel.spark.receipts import BatchReport, TaskReport
+
+START = Lsn(1000)
+
+
+class FakeState:
+    def __init__(self) -> None:
+        self.stored: list[tuple[Lsn, int]] = []
+
+    def store_position(self, pipeline: str, position: Position, changes: int) -> None:
+        self.stored.append((position.lsn, changes))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def begun(*, holds_position: bool) -> tuple[Progress, Any]:
+    progress = Progress("p", None)  # type: ignore[arg-type]
+    progress.begin(Position(Lineage("7", 1, "s"), 1, START), START, holds_position=holds_position)
+    return progress, FakeState()
+
+
+def batch(progress: Progress, end: int, *, changes: int = 5, durable: int | None = None) -> None:
+    report = TaskReport(0, progress.accepted, Lsn(end), captured=changes, changes=changes)
+    progress.committed(BatchReport([report]), Lsn(end if durable is None else durable))
+
+
+def test_a_sink_without_a_record_of_its_own_has_every_batch_stored(clock: list[float]) -> None:
+    progress, state = begun(holds_position=False)
+    for end in (1100, 1200):
+        batch(progress, end)
+        progress.store(state)
+    assert state.stored == [(1100, 5), (1200, 5)]
+
+
+def test_a_sink_with_its_own_record_is_stored_once_a_second(clock: list[float]) -> None:
+    progress, state = begun(holds_position=True)
+    for end in (1100, 1200, 1300):
+        batch(progress, end)
+        progress.store(state)
+    assert state.stored == [(1100, 5)]
+    clock[0] += 1.0
+    progress.store(state)
+    assert state.stored == [(1100, 5), (1300, 10)]
+
+
+def test_passing_over_nothing_is_stored_only_after_a_while_or_at_the_end(clock: list[float]) -> None:
+    progress, state = begun(holds_position=False)
+    batch(progress, 1100, changes=0)
+    progress.store(state)
+    assert not state.stored
+    batch(progress, 1000 + EMPTY_STEP, changes=0)
+    progress.store(state)
+    assert state.stored == [(1000 + EMPTY_STEP, 0)]
+    batch(progress, 1100 + EMPTY_STEP, changes=0)
+    progress.store(state, stopping=True)
+    assert state.stored[-1] == (1100 + EMPTY_STEP, 0)
+
+
+def test_what_is_accepted_but_not_durable_is_not_stored_until_it_is(clock: list[float]) -> None:
+    progress, state = begun(holds_position=True)
+    batch(progress, 1100, durable=1000)
+    progress.store(state)
+    assert not state.stored
+    clock[0] += 5
+    progress.durable = Lsn(1100)
+    progress.store(state)
+    assert state.stored == [(1100, 5)]
+
+
+def test_a_sink_that_is_ahead_of_the_state_brings_it_up(clock: list[float]) -> None:
+    progress = Progress("p", None)  # type: ignore[arg-type]
+    progress.begin(Position(Lineage("7", 1, "s"), 2, Lsn(1500)), START, holds_position=True)
+    state: Any = FakeState()
+    progress.store(state)
+    assert state.stored == [(1500, 0)]
