@@ -170,6 +170,15 @@ def test_a_position_past_a_lost_log_is_legal() -> None:
     assert go(log=LogFacts(), copy=5000).start == 500
 
 
+def test_a_lost_log_is_bridged_where_capture_wrote_down_that_nothing_happened() -> None:
+    quiet = replace(SUBSCRIPTION, quiet=(Lsn(450), Lsn(500)))
+    assert go(quiet, log=LogFacts(), copy=450, late=600) == Go(Lsn(500), LINEAGE, (Lsn(450), Lsn(500)))
+    with pytest.raises(Refused, match="the log is empty"):
+        go(quiet, log=LogFacts(), copy=449)
+    with pytest.raises(Refused, match="the log is empty"):
+        go(quiet, slot=replace(SLOT, confirmed=Lsn(501)), log=LogFacts(), copy=450)
+
+
 def test_a_log_that_ends_before_the_slot_is_bridged_when_every_pipeline_is_past_it() -> None:
     decision = go(log=replace(LOG, end=Lsn(300)), copy=500)
     assert (decision.start, decision.bridge) == (500, (300, 500))

@@ -273,6 +273,7 @@ class Session:
         self._cutter.cut()
         if self._cutter.idle:
             self._cutter.advance(self._told)
+        self._record_what_is_quiet()
         self._look_at_progress()
         self._stream.status(self._received, self._acknowledged, now=True)
         deadline = time.monotonic() + _LAST_WORD
@@ -282,6 +283,16 @@ class Session:
                 return
             time.sleep(0.02)
         _log.warning("the slot did not show %s within %d s", self._acknowledged, _LAST_WORD)
+
+    def _record_what_is_quiet(self) -> None:
+        """Positions do not follow over empty chunks one by one, but the slot does: written down once, at
+        the end, so that a log lost while nobody runs is no gap."""
+        positions = {name: row.position.lsn for name, row in self._state.pipelines().items()}
+        held = holdings(self._log, self._cutter.end, positions, ack=self._config.source.ack)
+        slowest = min(positions.values(), default=held.acknowledge)
+        confirmed = max(self._acknowledged, held.acknowledge)
+        if slowest < confirmed and carry(self._log, slowest) >= confirmed:
+            self._state.record_quiet(slowest, confirmed)
 
     def _say(self, state: str, why: str | None = None) -> None:
         self._state.set_state(CAPTURE, state, detail={"why": why} if why else None)

@@ -61,7 +61,8 @@ class Go:
     """Of everything written from now on. Differs from the subscription's after a failover: store it
     with `State.change_lineage` before the first chunk."""
     bridge: tuple[Lsn, Lsn] | None = None
-    """(log's end, start]: append a chunk without frames first. What lay there is past every pipeline."""
+    """(begin, start]: append a chunk without frames first. What lay there no pipeline needs, or nothing
+    happened there; in an empty log `begin` is the slowest position."""
     notes: tuple[str, ...] = ()
     """Said to the user once: legal, but worth knowing."""
 
@@ -96,18 +97,29 @@ def decide(
         recorded, whose = log.end, "the log's end"
     # After `init --accept-server` the slot may stand past every record with nothing between (pg_upgrade
     # makes sure of it): up to the subscription's own start nobody else advanced it.
-    if slot.confirmed > max(recorded, base):
+    if slot.confirmed > max(recorded, base) and not _quiet(subscription, recorded, slot.confirmed):
         raise Refused(
             f"slot {slot.name!r} is confirmed up to {slot.confirmed}, past {whose} {recorded}:"
             " somebody else advanced it, and the changes between are gone",
             hint=f"find who uses the slot; then start afresh: runnel destroy && runnel init ({name!r})",
         )
 
-    start = slot.confirmed if log.end is None else log.end
-    if start >= slot.confirmed:
-        return Go(start, lineage, None, notes)
-    note = f"the log ends at {start}, before the slot's {slot.confirmed}; every pipeline is past that"
-    return Go(slot.confirmed, lineage, (start, slot.confirmed), (*notes, note))
+    if log.end is None:
+        behind = min(recorded, slot.confirmed) if positions else slot.confirmed
+        bridge = (behind, slot.confirmed) if behind < slot.confirmed else None
+        return Go(slot.confirmed, lineage, bridge, notes)
+    if log.end >= slot.confirmed:
+        return Go(log.end, lineage, None, notes)
+    note = f"the log ends at {log.end}, before the slot's {slot.confirmed}; every pipeline is past that"
+    return Go(slot.confirmed, lineage, (log.end, slot.confirmed), (*notes, note))
+
+
+def _quiet(subscription: Subscription, position: Lsn, confirmed: Lsn) -> bool:
+    """Capture itself told the slot so, and wrote down that nothing happened between."""
+    if subscription.quiet is None:
+        return False
+    begin, end = subscription.quiet
+    return begin <= position and confirmed <= end
 
 
 def check_position(
@@ -124,7 +136,8 @@ def check_position(
             " of its own, or empty this one",
         )
     if log.first is None or position.lsn >= log.first:
-        if log.first is None and position.lsn < confirmed:
+        lost = log.first is None and position.lsn < confirmed
+        if lost and not _quiet(subscription, position.lsn, confirmed):
             raise Refused(
                 f"pipeline {pipeline!r} is at {position.lsn}, but the log is empty and the slot begins at"
                 f" {confirmed}: the changes between are gone",

@@ -27,6 +27,8 @@ class Subscription:
     state: str = "stopped"
     error: str | None = None
     detail: Any = None
+    quiet: tuple[Lsn, Lsn] | None = None
+    """Nothing happened from the one to the other: what the slot was told last, past the positions."""
 
     @property
     def complete(self) -> bool:

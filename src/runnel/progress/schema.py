@@ -29,6 +29,8 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         timeline int NOT NULL,
         former jsonb NOT NULL DEFAULT '[]',
         consistent_lsn pg_lsn,
+        quiet_from pg_lsn,
+        quiet_to pg_lsn,
         created_at timestamptz NOT NULL DEFAULT now(),
         epoch bigint NOT NULL DEFAULT 0,
         state text NOT NULL DEFAULT 'stopped',
@@ -38,6 +40,8 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     ) WITH (fillfactor = 50);
     COMMENT ON COLUMN runnel.subscription.consistent_lsn IS
         'where the slot began; null: the subscription is being made';
+    COMMENT ON COLUMN runnel.subscription.quiet_to IS
+        'nothing happened from quiet_from up to here, though the slot was told so without a position';
     COMMENT ON COLUMN runnel.subscription.former IS
         'lineages of before a failover or an upgrade: a position under one of them is still ours';
 

@@ -94,12 +94,13 @@ class State:
                 return None
             row = self.connection.execute(
                 "SELECT name, id, slot, publication, system_id, timeline, consistent_lsn::text, epoch,"
-                " former, state, error, detail FROM runnel.subscription WHERE name = %s",
+                " former, state, error, detail, quiet_from::text, quiet_to::text"
+                " FROM runnel.subscription WHERE name = %s",
                 [self.name],
             ).fetchone()
         if row is None:
             return None
-        name, id_, slot, publication, system_id, timeline, lsn, epoch, former, state, error, detail = row
+        name, id_, slot, publication, system_id, timeline, lsn, epoch, former, *words, begin, end = row
         return Subscription(
             name,
             id_,
@@ -109,9 +110,10 @@ class State:
             Lsn.parse(lsn) if lsn else Lsn(0),
             epoch,
             tuple(Lineage.from_json(value) for value in former),
-            state,
-            error,
-            detail,
+            words[0],
+            words[1],
+            words[2],
+            (Lsn.parse(begin), Lsn.parse(end)) if begin and end else None,
         )
 
     def create_subscription(
@@ -138,6 +140,16 @@ class State:
             )
             for pipeline in pipelines:
                 self.register(pipeline, consistent)
+
+    def record_quiet(self, begin: Lsn, end: Lsn) -> None:
+        """By capture, when it stops: it confirms `end` though a position is still at `begin`, because the
+        log shows that nothing happened between. Should the log be lost, this is what is left to know it."""
+        with self._lock:
+            self.connection.execute(
+                "UPDATE runnel.subscription SET quiet_from = %s, quiet_to = %s"
+                " WHERE name = %s AND epoch = %s",
+                [str(begin), str(end), self.name, self._epochs.get(CAPTURE)],
+            )
 
     def change_lineage(self, lineage: Lineage, *, base: Lsn | None = None) -> None:
         """Go on under another timeline (a clean failover) or system (`init --accept-server`); positions

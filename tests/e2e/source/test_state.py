@@ -263,6 +263,14 @@ def test_after_a_change_of_lineage_old_positions_are_still_ours(made: State) -> 
     assert not now.owns(Lineage("7499", 1, "shop_00000000"))
 
 
+def test_what_is_quiet_is_written_down_only_by_the_owner_of_capture(made: State, other: State) -> None:
+    made.record_quiet(Lsn(1), Lsn(2))
+    assert made.known().quiet is None
+    other.claim_capture()
+    other.record_quiet(Lsn(100), Lsn(200))
+    assert made.known().quiet == (100, 200)
+
+
 def test_letters_are_stored_once_and_come_in_the_order_of_their_key(made: State) -> None:
     rejects = [reject(30, '{"id":1}'), reject(10, '{"id":2}'), reject(20, '{"id":1}', seq=4)]
     made.store_letters("copy", rejects)
