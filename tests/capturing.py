@@ -142,7 +142,9 @@ def changes(log: MemoryLog) -> Iterator[Change]:
                 transactional = message[at] & 1
                 own = struct.unpack_from("!Q", message, at + 1)[0]
                 content = message[message.index(0, at + 9) + 5 :].decode()
-                yield Change(lsn if transactional else own, seq if transactional else 0, content, 0)
+                if not transactional:
+                    lsn, seq = own, 0
+                yield Change(lsn, seq, content, 0)
                 seq += 1
                 counted += 1
         assert counted == header.changes

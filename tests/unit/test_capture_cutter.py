@@ -131,17 +131,31 @@ def test_a_relation_equal_to_the_last_known_one_is_no_schema_change(tmp_path: Pa
     assert not log.chunks[0][0].schema_change
 
 
-def test_a_relation_that_differs_is_a_schema_change_from_its_frame_on(tmp_path: Path) -> None:
+def test_a_transaction_that_brings_another_version_has_a_chunk_for_itself(tmp_path: Path) -> None:
     log = MemoryLog()
     c = cutter(log, tmp_path)
-    feed(c, *transaction(100, "a", relation=ORDERS))
-    feed(c, pg.begin(200, 2), WIDER, pg.insert(1, "b", "n"), pg.commit(200, 208))
+    alter = [pg.begin(200, 2), pg.insert(1, "b"), WIDER, pg.insert(1, "c", "n"), pg.commit(200, 208)]
+    after = [pg.begin(300, 3), pg.insert(1, "d", "n"), pg.commit(300, 308)]
+    feed(c, *transaction(100, "a", relation=ORDERS), *transaction(150, "a"), *alter, *after)
     c.cut()
-    header = log.chunks[0][0]
-    assert header.schema_change
+    assert [header.schema_change for header, _ in log.chunks] == [False, True, False]
+    assert [header.transactions for header, _ in log.chunks] == [2, 1, 1]
+    header = log.chunks[1][0]
     assert header.relations == (pg.described(1, "orders", ["id"], key=["id"]),)
-    assert header.changed == ((5, pg.described(1, "orders", ["id", "note"], key=["id"])),)
-    assert [change.columns for change in changes(log)] == [1, 2]
+    assert header.changed == ((2, pg.described(1, "orders", ["id", "note"], key=["id"])),)
+    assert [change.columns for change in changes(log)] == [1, 1, 1, 2, 2]
+
+
+def test_a_transaction_cut_by_a_burst_that_brings_another_version_has_a_chunk_for_itself(
+    tmp_path: Path,
+) -> None:
+    log = MemoryLog()
+    c = cutter(log, tmp_path)
+    feed(c, *transaction(100, "a", relation=ORDERS), pg.begin(200, 2), WIDER)
+    feed(c, pg.insert(1, "c", "n"), pg.commit(200, 208), pg.begin(300, 3), pg.insert(1, "d", "n"))
+    feed(c, pg.commit(300, 308))
+    c.cut()
+    assert [header.schema_change for header, _ in log.chunks] == [False, True, False]
 
 
 def test_a_schema_change_whose_chunk_was_lost_is_one_again(tmp_path: Path) -> None:

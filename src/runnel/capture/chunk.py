@@ -85,6 +85,16 @@ class Versions:
     def __getitem__(self, oid: int) -> Relation:
         return self._known[oid]
 
+    def first_alteration(self, relations: Iterable[tuple[int, Relation]]) -> int | None:
+        """The number that stands with the first of these to be another version of a known table."""
+        new: dict[int, Relation] = {}
+        for number, relation in relations:
+            old = new.get(relation.oid) or self._known.get(relation.oid)
+            if old is not None and old != relation:
+                return number
+            new[relation.oid] = relation
+        return None
+
     def learn(self, relation: Relation) -> Relation | None:
         """The version before it; the same object if nothing changed."""
         old = self._known.get(relation.oid)

@@ -173,6 +173,13 @@ class Cutter:
             reached = frames.start[ends + 1] - frames.start[at] + held
             full = int(np.searchsorted(reached, self._limit))
             chosen = ends[: full + 1]
+            altering = self._altering(frames, at, chosen)
+            if altering is not None:
+                # A transaction that alters a table has a chunk for itself, so that it can be a batch.
+                full = max(altering, 1) - 1
+                chosen = ends[: full + 1]
+                if altering == 0:
+                    self.cut()
             self._complete(frames, at, chosen, now)
             at, ends = int(chosen[-1]) + 1, ends[len(chosen) :]
             if len(chosen) == full + 1:
@@ -180,6 +187,15 @@ class Cutter:
         if at < len(frames):
             self._hold(segment(_part(frames, at, len(frames)), self._describe))
         self._passed = max(self._passed, empty_end)
+
+    def _altering(self, frames: Frames, first: int, ends: I64) -> int | None:
+        """Which of these transactions is the first to bring another version of a table."""
+        held = [(-1, relation) for part in self._tail for _, relation in part.relations]
+        last = int(ends[-1]) + 1
+        if (frames.kind[first:last] == protocol.RELATION).any():
+            held += segment(_part(frames, first, last), self._describe).relations
+        found = self._known.first_alteration(held) if held else None
+        return None if found is None else int(np.searchsorted(ends, first + max(found, 0)))
 
     def _complete(self, frames: Frames, first: int, ends: I64, now: float) -> None:
         """Transactions that end at these frames, the first of which may have begun in the tail."""
