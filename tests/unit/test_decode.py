@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,8 @@ from runnel.changes.block import Op
 from runnel.changes.decode import decode
 from runnel.changes.relation import Relation
 from runnel.errors import RunnelError
+from runnel.log import LogSettings, open_log
+from runnel.log.api import Filled
 from runnel.marshal.json import changes, lines, lines_by_table, member, single
 from runnel.postgres.lsn import Lsn
 
@@ -205,6 +209,42 @@ def _dumps(value: object) -> str:
 def _label(line: str) -> str:
     found = json.loads(line)
     return f"{found['schema']}.{found['table']}" if "table" in found else ""
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS)
+def test_what_the_log_gives_back_from_disk_is_decoded_the_same(seed: int) -> None:
+    rng = random.Random(seed)
+    streamed = rng.random() < 0.3
+    transactions, relations, made = random_stream(rng, streamed)
+    header = MemoryChunk(made.frames, relations, made.changed).header
+    if streamed:
+        header = replace(header, streamed=True, transaction=part_of(transactions[0]))
+    with TemporaryDirectory() as place:
+        log = open_log(place, LogSettings(place, piece_bytes=rng.choice((1, 500, 1 << 20))))
+        writer = log.writer()
+        if made.frames:
+            writer.write(b"".join(made.frames), np.array([len(frame) for frame in made.frames], np.int64))
+        log.append([Filled(writer, header)])
+        [ref] = log.chunks(header.start)
+        reader = log.open(ref.name)
+        found = [
+            line
+            for window in decode(reader, Lsn(0))
+            for line in bytes(lines(window).data).decode().split("\n")[:-1]
+        ]
+        reader.close()
+    assert found == expected(transactions)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS)
+def test_windows_too_large_for_32_bit_offsets_give_the_same_lines(seed: int) -> None:
+    rng = random.Random(seed)
+    transactions, relations, made = random_stream(rng)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runnel.marshal.space._LARGE", 1)
+        assert delivered(MemoryChunk(made.frames, relations, made.changed)) == expected(transactions)
 
 
 # -- one thing at a time -----------------------------------------------------------------------------
