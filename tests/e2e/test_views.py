@@ -64,7 +64,19 @@ def test_a_plain_script_reads_changes_and_a_table_at_once_and_as_a_stream(tmp_pa
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(done.stdout.splitlines()[-1])
     ids = [*order_ids(0, 3), *order_ids(3, 5, rows=2)]
-    assert seen["columns"] == "op schema table lsn seq xid time key before after unchanged".split()
+    assert seen["columns"] == [
+        "op",
+        "schema",
+        "table",
+        "lsn",
+        "seq",
+        "xid",
+        "time",
+        "key",
+        "before",
+        "after",
+        "unchanged",
+    ]
     assert [json.loads(change["key"])["id"] for change in seen["changes"]] == ids
     assert seen["changes"][0] == {
         "op": "insert",
