@@ -149,3 +149,32 @@ def test_a_replay_delivers_again_what_the_log_keeps(shop: Shop, runnel_cli: Runn
     assert again == [change for change in first if change["lsn"] >= middle]
     late = runnel_cli.run("replay", "events", "--from", "2000-01-01T00:00:00Z", expect=1)
     assert "log.retain" in late.stderr
+
+
+def test_a_failed_pipeline_does_not_stop_the_others_and_trouble_that_may_heal_is_retried(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    small = "  small: {sink: {type: files, path: small, max_record_bytes: 200}}\nspark:"
+    runnel_cli.config(shop.config().replace("spark:", small))
+    runnel_cli.run("init")
+    # the sink has committed, then the batch fails: the query starts again at the sink's position
+    running = runnel_cli.start("run", env={"RUNNEL_FAILPOINTS": "pipeline.delivered=raise"}, stderr=None)
+    shop.work()
+    shop.pg.execute("INSERT INTO orders VALUES (0, repeat('x', 300))")
+    shop.await_delivered()
+
+    def states() -> dict[str, dict[str, str]]:
+        found: dict[str, dict[str, str]] = json.loads(runnel_cli.run("status", "--json").stdout)[
+            "pipelines"
+        ]
+        return found
+
+    await_condition(lambda: states()["small"]["error"], 60)
+    assert 'key {"id":0}' in states()["small"]["error"]
+    shop.work()
+    shop.await_delivered()
+    await_condition(lambda: states()["events"]["state"] == "live", 30)
+    running.terminate()
+    assert running.wait(60) == 0
+    runnel_cli.run("run", "--once", "events")
+    shop.verify()
