@@ -13,6 +13,7 @@ import secrets
 import socket
 from dataclasses import dataclass
 from datetime import datetime
+from weakref import WeakKeyDictionary
 
 from ..postgres.connect import Connection
 
@@ -54,10 +55,19 @@ def unlock(connection: Connection, lock: int) -> None:
     connection.execute("SELECT pg_advisory_unlock(%s)", [lock])
 
 
+_sessions: WeakKeyDictionary[Connection, int] = WeakKeyDictionary()
+
+
+def remember(connection: Connection) -> None:
+    """A session of this process: as long as its connection is open it is no ghost."""
+    _sessions[connection] = connection.info.backend_pid
+
+
 def banish_ghost(connection: Connection, owner: Owner) -> bool:
     """End a session that an earlier connection of ours left at the server. False: it is not ours."""
     mine = connection.info.parameter_status("application_name")
-    if owner.application != mine or mine != identity() or owner.pid == connection.info.backend_pid:
+    alive = any(pid == owner.pid and not known.closed for known, pid in list(_sessions.items()))
+    if owner.application != mine or mine != identity() or alive:
         return False
     connection.execute("SELECT pg_terminate_backend(%s)", [owner.pid])
     return True

@@ -41,6 +41,7 @@ class State:
     def __init__(self, connection: Connection, name: str) -> None:
         self.connection = connection
         self.name = name
+        owners.remember(connection)
         self._epochs: dict[str, int] = {}
         self._written: dict[str, tuple[str, str | None, Any]] = {}
         # psycopg lets threads share a connection, but a transaction would mix their statements

@@ -141,15 +141,32 @@ def test_a_dead_connection_of_our_own_is_not_waited_for(
     assert made.claim_capture(wait=1) == 2
 
 
-def test_the_children_of_one_supervisor_follow_each_other(
+def test_a_living_owner_in_the_same_process_is_no_ghost(made: State, url: str) -> None:
+    with State.connect(url, "shop") as second:
+        made.claim_pipeline("copy")
+        with pytest.raises(Refused, match="is running already"):
+            second.claim_pipeline("copy", wait=0.2)
+    made.store_position("copy", made.pipelines()["copy"].position)
+
+
+def test_the_next_child_of_a_supervisor_follows_one_the_server_has_not_missed_yet(
     url: str, made: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(OWNER_VARIABLE, "runnel 1@host abc")
-    with State.connect(url, "shop") as first, State.connect(url, "shop") as second:
-        first.claim_pipeline("copy")
-        assert second.claim_pipeline("copy", wait=1).epoch == 2
-        with pytest.raises(Refused, match="is running already"):
-            made.claim_pipeline("copy", wait=0)
+    script = (
+        "import sys; from runnel.progress.state import State;"
+        "s = State.connect(sys.argv[1], 'shop'); s.claim_capture(); print('claimed', flush=True);"
+        "sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script, url], text=True, **pipes) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().strip() == "claimed"
+        with pytest.raises(Refused, match="'runnel 1@host abc'"):
+            made.claim_capture(wait=0)
+        with State.connect(url, "shop") as second:
+            assert second.claim_capture(wait=1) == 2
+        child.kill()
 
 
 def test_claiming_again_under_the_same_connection_gives_the_next_epoch(made: State) -> None:
