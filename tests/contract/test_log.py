@@ -320,11 +320,19 @@ def test_the_log_of_another_subscription_is_refused(opened: Opener) -> None:
 def test_a_file_that_is_not_ours_is_named_and_left_alone(opened: Opener, place: Path) -> None:
     append(opened(), 1, 2, b"a")
     (place / "notes.txt").write_text("mine")
-    (place / "_stage").mkdir()
     log = opened()
     assert log.sweep() == ["notes.txt"]
     log.destroy()
-    assert sorted(p.name for p in place.iterdir()) == ["_stage", "notes.txt"]
+    assert sorted(p.name for p in place.iterdir()) == ["notes.txt"]
+
+
+def test_the_scratch_of_other_processes_is_no_stranger_and_goes_with_the_log(place: Path) -> None:
+    append(local(place), 1, 2, b"a")
+    (place / "_stage" / "copy").mkdir(parents=True)
+    (place / "_spool").mkdir()
+    assert local(place).sweep() == []
+    local(place).destroy()
+    assert not place.exists()
 
 
 def test_destroy_leaves_nothing_behind_and_may_be_repeated(opened: Opener, place: Path) -> None:

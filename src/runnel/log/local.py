@@ -10,11 +10,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from pathlib import Path
 
 from ..errors import Refused, RunnelError
 from .chunk import Source
 from .spool import Spool, storage_error
+
+SCRATCH = ("_spool", "_spark", "_stage")
+"""Folders in a log's directory that others of Runnel's processes keep for what may be thrown away."""
 
 
 class LocalSource:
@@ -150,5 +154,7 @@ class LocalStore:
             return 0
 
     def destroy(self) -> None:
+        for name in SCRATCH:
+            shutil.rmtree(self._of(name), ignore_errors=True)
         with contextlib.suppress(OSError):  # not empty: somebody else's files stay
             os.rmdir(self.path)
