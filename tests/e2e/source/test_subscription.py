@@ -165,6 +165,17 @@ def test_a_new_subscription_begins_at_the_slots_consistent_point(
     )
 
 
+def test_the_slot_is_a_failover_slot_where_the_server_has_them(url: str, state: State) -> None:
+    outcome = init(url, state, Wanted("shop", ("*.*",), ("copy",), failover=True), quiet)
+    with open_connection(url, "test") as source:
+        slot = read_slot(source, outcome.subscription.slot)
+        able = source.info.server_version >= 170_000
+    assert slot is not None
+    assert slot.failover is able
+    assert [note for note in outcome.notes if "PostgreSQL 17" in note] == ([] if able else outcome.notes)
+    assert able or outcome.notes
+
+
 def test_a_pipeline_that_comes_later_begins_at_the_sources_lsn_of_that_moment(
     url: str, state: State, connect: Connect
 ) -> None:
