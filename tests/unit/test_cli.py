@@ -83,11 +83,11 @@ def test_help_lists_every_command_that_exists() -> None:
 
 
 @pytest.mark.parametrize("name", cli.available())
-def test_every_command_explains_itself(name: str) -> None:
-    done = runnel(name, "--help")
-    assert done.returncode == 0, done.stderr
-    assert f"Usage: runnel {name}" in done.stdout
-    assert cli.COMMANDS[name] in " ".join(done.stdout.split())
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(name, "--help") == 0
+    shown = capsys.readouterr().out
+    assert f"Usage: runnel {name}" in shown
+    assert cli.COMMANDS[name] in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["version"]])
