@@ -224,6 +224,7 @@ class Pipeline:
             sink.close()
             self._sink = None
         done = self._reached()
+        self._progress.observe()
         self._progress.show()
         self._tell("stopped")
         self._forget_state()
