@@ -80,16 +80,15 @@ class Progress:
         self._something_since_store = self.durable < self.accepted
 
     def observe(self) -> None:
-        """Look how far the log is ahead."""
-        waiting = next(iter(self._log.chunks(self.accepted)), None) if self.accepted else None
-        if waiting is None or waiting.end <= self.accepted:
-            self._lag_bytes, self._lag_seconds = 0, 0.0
-        else:
-            end = self._log.usage().end or waiting.end
-            self._lag_bytes = max(0, end - self.accepted)
-            self._lag_seconds = (
-                max(0.0, time.time() - waiting.last_time / 1e6) if waiting.last_time else 0.0
-            )
+        """Look how far the log is ahead. Chunks in which nothing happened have no commit that waits."""
+        self._lag_bytes, self._lag_seconds = 0, 0.0
+        for number, waiting in enumerate(self._log.chunks(self.accepted) if self.accepted else ()):
+            if number == 0:
+                end = self._log.usage().end or waiting.end
+                self._lag_bytes = max(0, end - self.accepted)
+            if waiting.last_time:
+                self._lag_seconds = max(0.0, time.time() - waiting.last_time / 1e6)
+                break
         limit = LIVE_SECONDS if self._behind else BEHIND_SECONDS
         self._behind = self._lag_seconds > limit
 
