@@ -1,0 +1,88 @@
+"""The whole benchmark in one run: a table for people, a JSON file for machines, rows for the docs page."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from . import live
+from .drain import Bench, Result
+from .workload import INSERTS, MIXED, SINGLES, Workload
+
+JSONL: dict[str, Any] = {"type": "files", "format": "jsonl"}
+PARQUET: dict[str, Any] = {"type": "files", "format": "parquet"}
+STDOUT: dict[str, Any] = {"type": "stdout"}
+
+PARTS = ("drain", "latency", "idle", "huge", "pipelines", "tables")
+
+
+def run(bench: Bench, console: Console, parts: tuple[str, ...], repeat: int) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "machine": _machine(),
+    }
+    if "drain" in parts:
+        results: list[Result] = []
+        plans: tuple[tuple[Workload, dict[str, dict[str, Any]]], ...] = (
+            (INSERTS, {"jsonl": JSONL, "parquet": PARQUET, "stdout": STDOUT}),
+            (MIXED, {"jsonl": JSONL}),
+            (SINGLES, {"jsonl": JSONL}),
+        )
+        for workload, sinks in plans:
+            results += bench.compare(workload, sinks, repeat)
+        out["drain"] = [r.to_json() for r in results]
+        console.print(drain_table(results))
+    for part, measure in (
+        ("latency", live.latency),
+        ("idle", live.idle),
+        ("huge", live.huge),
+        ("pipelines", live.fan_out),
+        ("tables", live.many_tables),
+    ):
+        if part in parts:
+            bench.say(f"{part} …")
+            out[part] = measure(bench)
+            console.print_json(json.dumps({part: out[part]}))
+    return out
+
+
+def drain_table(results: list[Result]) -> Table:
+    table = Table(title="Drain of a backlog, by slope; CPU in µs a change")
+    for column in (
+        "backlog",
+        "sink",
+        "× pg_recvlogical",
+        "changes/s",
+        "pg_recvlogical/s",
+        "outside Postgres",
+        "by role",
+    ):
+        table.add_column(column)
+    for r in results:
+        cpu = r.runnel_cpu[len(r.runnel_cpu) // 2]
+        table.add_row(
+            r.title, r.sink, f"{r.ratio:.2f}",
+            f"{min(r.runnel):,.0f} – {max(r.runnel):,.0f}", f"{min(r.native):,.0f} – {max(r.native):,.0f}",
+            f"{r.outside:.2f}", ", ".join(f"{k} {v:.2f}" for k, v in cpu.items()),
+        )  # fmt: skip
+    return table
+
+
+def save(result: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,65 @@
+"""A full disk, of the log or of the output: Runnel waits, says so, and goes on by itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from history import Oracle, assert_equal
+from product import Runnel, eventually
+from traffic import SCHEMA, Traffic
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", path], check=True)
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+def fill(path: Path) -> Path:
+    """Take what is left of the disk."""
+    ballast = path / ".ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 65536)
+        except OSError:
+            pass
+    return ballast
+
+
+@pytest.mark.parametrize("what", ["log", "output"])
+def test_a_full_disk_heals_when_there_is_room_again(
+    tmp_path: Path, database: str, small_disk: Path, what: str
+) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(SCHEMA)
+    runnel = Runnel(tmp_path, database)
+    if what == "log":
+        runnel.config["log"] = str(small_disk / "log")
+    else:
+        runnel.config["pipelines"]["copy"]["sink"]["path"] = str(small_disk / "out")
+        runnel.out = small_disk / "out"
+    runnel.write()
+    runnel.run("init")
+    oracle = Oracle(database)
+    process = runnel.start("run")
+    with Traffic(database, seed=3, pause=0.01):
+        before = eventually("a first delivery", runnel.position)
+        ballast = fill(small_disk)
+        eventually("the message names the disk", lambda: "space" in runnel.errors().lower())
+        ballast.unlink()
+        eventually("delivery after room was made", lambda: runnel.position() > before)
+    runnel.await_delivery()
+    runnel.stop(process)
+    assert_equal(oracle.entries(), runnel.lines())
