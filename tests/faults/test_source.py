@@ -1,0 +1,138 @@
+"""The source fails, restarts, or is not the one it was: heal what can heal, refuse what cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from history import Oracle, assert_equal, assert_tables
+from product import Runnel, eventually
+from traffic import SCHEMA, TABLES, Traffic
+
+
+def prepared(tmp_path: Path, url: str, **sections: Any) -> Runnel:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(SCHEMA)
+    runnel = Runnel(tmp_path, url, **sections)
+    runnel.run("init")
+    return runnel
+
+
+def slot_of(url: str) -> str:
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(
+            "select slot_name from pg_replication_slots where plugin = 'pgoutput' and database = current_database()"
+        ).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def test_cut_connections_are_made_again(tmp_path: Path, database: str) -> None:
+    runnel = prepared(tmp_path, database)
+    oracle = Oracle(database)
+    process = runnel.start("run")
+    with Traffic(database, seed=5, pause=0.01):
+        for _ in range(3):
+            before = runnel.position()
+            with psycopg.connect(database, autocommit=True) as connection:
+                connection.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity"
+                    " where application_name like 'runnel%' and pid <> pg_backend_pid()"
+                )
+            eventually(f"delivery goes on\n{runnel.errors()}", lambda b=before: runnel.position() > b)  # type: ignore[misc]
+    runnel.await_delivery()
+    runnel.stop(process)
+    assert_equal(oracle.entries(), runnel.lines())
+    assert_tables(database, runnel.lines(), *TABLES)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        ("select pg_drop_replication_slot({slot})", "slot"),
+        (
+            "select pg_drop_replication_slot({slot});"
+            "select pg_create_logical_replication_slot({slot}, 'pgoutput')",
+            "slot",
+        ),
+        ("select pg_replication_slot_advance({slot}, pg_current_wal_insert_lsn())", "advanced"),
+    ],
+    ids=["dropped", "recreated", "advanced by somebody else"],
+)
+def test_a_slot_that_lost_changes_is_refused(
+    tmp_path: Path, database: str, break_it: str, says: str
+) -> None:
+    runnel = prepared(tmp_path, database)
+    slot = slot_of(database)
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("insert into accounts (id) values (1)")
+        for statement in break_it.split(";"):
+            connection.execute(statement.format(slot=f"'{slot}'"))
+        connection.execute("insert into accounts (id) values (2)")
+    done = runnel.run("run", "--once", code=1)
+    assert slot in done.stderr, done.stderr
+    assert says in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert runnel.lines() == [] if runnel.out.exists() else True
+
+
+def test_tables_that_change_in_the_middle_of_a_batch_keep_their_history(
+    tmp_path: Path, database: str
+) -> None:
+    runnel = prepared(tmp_path, database)
+    with psycopg.connect(database) as connection:
+        connection.execute("create table shape (id int primary key, a text, b int)")
+        connection.commit()
+        runnel.run("init")  # the new table joins
+        connection.execute("insert into shape values (1, 'one', 1)")
+        connection.execute("alter table shape add c numeric default 7")
+        connection.execute("insert into shape values (2, 'two', 2, 2.50)")
+        connection.commit()
+        connection.execute("alter table shape drop b")
+        connection.execute("insert into shape values (3, 'three', 3.0)")
+        connection.execute("alter table shape rename a to name")
+        connection.execute("insert into shape values (4, 'four', 4)")
+        connection.commit()
+        connection.execute("alter table shape alter c type text using 'was ' || c")
+        connection.execute("update shape set name = 'vier' where id = 4")
+        connection.commit()
+        connection.execute("drop table shape")
+        connection.commit()
+    runnel.run("run", "--once")
+    rows = [line["after"] for line in runnel.lines()]
+    assert rows == [
+        {"id": "1", "a": "one", "b": "1"},
+        {"id": "2", "a": "two", "b": "2", "c": "2.50"},
+        {"id": "3", "a": "three", "c": "3.0"},
+        {"id": "4", "name": "four", "c": "4"},
+        {"id": "4", "name": "vier", "c": "was 4"},
+    ]
+
+
+def test_an_idle_or_unpublished_database_still_moves_its_slot_and_then_rests(
+    tmp_path: Path, database: str
+) -> None:
+    runnel = prepared(tmp_path, database, source={"tables": ["public.accounts"]})
+    process = runnel.start("run")
+    eventually("Runnel runs", lambda: runnel.status()["pipelines"]["copy"]["state"] == "live")
+
+    def confirmed() -> int:
+        with psycopg.connect(database, autocommit=True) as connection:
+            row = connection.execute(
+                "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots where slot_name = %s",
+                (slot_of(database),),
+            ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(
+            "insert into events (body) select repeat('x', 100) from generate_series(1, 1000)"
+        )
+        row = connection.execute("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
+    assert row is not None
+    eventually("the slot passes what is not published", lambda: confirmed() >= row[0], timeout=60)
+    runnel.stop(process)
