@@ -263,7 +263,7 @@ class Pipeline:
         self.call("init")
 
     def destroy(self) -> None:
-        self.call("destroy", "--yes")
+        self.call("destroy")
         shutil.rmtree(self.home)
 
     def command(self, *words: str) -> list[str]:
