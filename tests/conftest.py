@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from product import Runnel
 from runnel.demo.scratch import Scratch, die_with_parent
 from runnel.demo.server import Server
 from servers import Database, MakeServer, Proxy, binaries
@@ -158,3 +160,17 @@ def runnel_cli(tmp_path: Path) -> Iterator[RunnelCli]:
     cli = RunnelCli(tmp_path)
     yield cli
     cli.stop()
+
+
+@pytest.fixture
+def make_runnel(tmp_path: Path) -> Iterator[Callable[..., Runnel]]:
+    """Runnel as its users meet it, in a directory of its own; whatever it started ends with the test."""
+    made: list[Runnel] = []
+
+    def make(url: str, **settings: Any) -> Runnel:
+        made.append(Runnel(tmp_path, url, **settings))
+        return made[-1]
+
+    yield make
+    for runnel in made:
+        runnel.close()

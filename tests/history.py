@@ -111,8 +111,8 @@ def replay(lines: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any
     """The tables these changes build, each row under its key's JSON text."""
     tables: dict[str, dict[str, dict[str, Any]]] = {}
     for line in lines:
-        if line["op"] == "message":
-            continue
+        if line["op"] != "truncate" and "key" not in line:
+            continue  # a message, or a row that nothing names
         rows = tables.setdefault(f"{line['schema']}.{line['table']}", {})
         if line["op"] == "truncate":
             rows.clear()

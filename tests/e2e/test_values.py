@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Callable
 
 import psycopg
 from psycopg import sql
 
 from history import read_jsonl
 from product import Runnel
+from servers import Database
 
 NUMBERS = {
     "smallint": ["-32768", "32767", "0"],
@@ -99,7 +100,7 @@ create table v (id int primary key, kind text, t text);
 """
 
 
-def test_every_type_arrives_as_postgres_writes_it(tmp_path: Path, database: str) -> None:
+def test_every_type_arrives_as_postgres_writes_it(make_runnel: Callable[..., Runnel], pg: Database) -> None:
     cases: list[tuple[str, str]] = []
     for group in (NUMBERS, WORDS, TEXTS, JSONS, ARRAYS):
         cases += [(kind, value) for kind, values in group.items() for value in values]
@@ -107,7 +108,7 @@ def test_every_type_arrives_as_postgres_writes_it(tmp_path: Path, database: str)
     cases += [(kind, value) for kind, (_, values) in DOMAINS.items() for value in values]
     cases += [("boolean", "t"), ("boolean", "f")]
     kinds = sorted({kind for kind, _ in cases})
-    with psycopg.connect(database, autocommit=True) as connection:
+    with psycopg.connect(pg.url, autocommit=True) as connection:
         connection.execute(SETUP)
         for number, kind in enumerate(kinds):
             connection.execute(
@@ -115,10 +116,10 @@ def test_every_type_arrives_as_postgres_writes_it(tmp_path: Path, database: str)
                     sql.Identifier(f"t{number}")
                 )
             )
-    runnel = Runnel(tmp_path, database)
+    runnel = make_runnel(pg.url)
     runnel.run("init")
     want: dict[tuple[int, int], str] = {}
-    with psycopg.connect(database, autocommit=True) as connection:
+    with psycopg.connect(pg.url, autocommit=True) as connection:
         connection.execute("set datestyle = 'ISO'; set timezone = 'UTC'; set intervalstyle = 'postgres'")
         for index, (kind, value) in enumerate(cases):
             number = kinds.index(kind)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from history import Oracle, assert_equal
 from product import Runnel, eventually
+from servers import Database
 from traffic import SCHEMA, Traffic
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
@@ -40,11 +40,10 @@ def fill(path: Path) -> Path:
 
 @pytest.mark.parametrize("what", ["log", "output"])
 def test_a_full_disk_heals_when_there_is_room_again(
-    tmp_path: Path, database: str, small_disk: Path, what: str
+    make_runnel: Callable[..., Runnel], pg: Database, small_disk: Path, what: str
 ) -> None:
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(SCHEMA)
-    runnel = Runnel(tmp_path, database)
+    pg.execute(SCHEMA)
+    runnel = make_runnel(pg.url)
     if what == "log":
         runnel.config["log"] = str(small_disk / "log")
     else:
@@ -52,9 +51,9 @@ def test_a_full_disk_heals_when_there_is_room_again(
         runnel.out = small_disk / "out"
     runnel.write()
     runnel.run("init")
-    oracle = Oracle(database)
+    oracle = Oracle(pg.url)
     process = runnel.start("run")
-    with Traffic(database, seed=3, pause=0.01):
+    with Traffic(pg.url, seed=3, pause=0.01):
         before = eventually("a first delivery", runnel.position)
         ballast = fill(small_disk)
         eventually("the message names the disk", lambda: "space" in runnel.errors().lower())

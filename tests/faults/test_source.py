@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -10,15 +10,23 @@ import pytest
 
 from history import Oracle, assert_equal, assert_tables
 from product import Runnel, eventually
+from servers import Database
 from traffic import SCHEMA, TABLES, Traffic
 
+Prepared = Callable[..., Runnel]
 
-def prepared(tmp_path: Path, url: str, **sections: Any) -> Runnel:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(SCHEMA)
-    runnel = Runnel(tmp_path, url, **sections)
-    runnel.run("init")
-    return runnel
+
+@pytest.fixture
+def prepared(make_runnel: Callable[..., Runnel], pg: Database) -> Prepared:
+    """The tables of the random traffic, and a subscription to them."""
+
+    def make(**sections: Any) -> Runnel:
+        pg.execute(SCHEMA)
+        runnel = make_runnel(pg.url, **sections)
+        runnel.run("init")
+        return runnel
+
+    return make
 
 
 def slot_of(url: str) -> str:
@@ -30,14 +38,14 @@ def slot_of(url: str) -> str:
     return str(row[0])
 
 
-def test_cut_connections_are_made_again(tmp_path: Path, database: str) -> None:
-    runnel = prepared(tmp_path, database)
-    oracle = Oracle(database)
+def test_cut_connections_are_made_again(prepared: Prepared, pg: Database) -> None:
+    runnel = prepared()
+    oracle = Oracle(pg.url)
     process = runnel.start("run")
-    with Traffic(database, seed=5, pause=0.01):
+    with Traffic(pg.url, seed=5, pause=0.01):
         for _ in range(3):
             before = runnel.position()
-            with psycopg.connect(database, autocommit=True) as connection:
+            with psycopg.connect(pg.url, autocommit=True) as connection:
                 connection.execute(
                     "select pg_terminate_backend(pid) from pg_stat_activity"
                     " where application_name like 'runnel%' and pid <> pg_backend_pid()"
@@ -46,7 +54,7 @@ def test_cut_connections_are_made_again(tmp_path: Path, database: str) -> None:
     runnel.await_delivery()
     runnel.stop(process)
     assert_equal(oracle.entries(), runnel.lines())
-    assert_tables(database, runnel.lines(), *TABLES)
+    assert_tables(pg.url, runnel.lines(), *TABLES)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +71,11 @@ def test_cut_connections_are_made_again(tmp_path: Path, database: str) -> None:
     ids=["dropped", "recreated", "advanced by somebody else"],
 )
 def test_a_slot_that_lost_changes_is_refused(
-    tmp_path: Path, database: str, break_it: str, says: str
+    prepared: Prepared, pg: Database, break_it: str, says: str
 ) -> None:
-    runnel = prepared(tmp_path, database)
-    slot = slot_of(database)
-    with psycopg.connect(database, autocommit=True) as connection:
+    runnel = prepared()
+    slot = slot_of(pg.url)
+    with psycopg.connect(pg.url, autocommit=True) as connection:
         connection.execute("insert into accounts (id) values (1)")
         for statement in break_it.split(";"):
             connection.execute(statement.format(slot=f"'{slot}'"))
@@ -80,10 +88,10 @@ def test_a_slot_that_lost_changes_is_refused(
 
 
 def test_tables_that_change_in_the_middle_of_a_batch_keep_their_history(
-    tmp_path: Path, database: str
+    prepared: Prepared, pg: Database
 ) -> None:
-    runnel = prepared(tmp_path, database)
-    with psycopg.connect(database) as connection:
+    runnel = prepared()
+    with psycopg.connect(pg.url) as connection:
         connection.execute("create table shape (id int primary key, a text, b int)")
         connection.commit()
         runnel.run("init")  # the new table joins
@@ -113,22 +121,22 @@ def test_tables_that_change_in_the_middle_of_a_batch_keep_their_history(
 
 
 def test_an_idle_or_unpublished_database_still_moves_its_slot_and_then_rests(
-    tmp_path: Path, database: str
+    prepared: Prepared, pg: Database
 ) -> None:
-    runnel = prepared(tmp_path, database, source={"tables": ["public.accounts"]})
+    runnel = prepared(source={"tables": ["public.accounts"]})
     process = runnel.start("run")
     eventually("Runnel runs", lambda: runnel.status()["pipelines"]["copy"]["state"] == "live")
 
     def confirmed() -> int:
-        with psycopg.connect(database, autocommit=True) as connection:
+        with psycopg.connect(pg.url, autocommit=True) as connection:
             row = connection.execute(
                 "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots where slot_name = %s",
-                (slot_of(database),),
+                (slot_of(pg.url),),
             ).fetchone()
         assert row is not None
         return int(row[0])
 
-    with psycopg.connect(database, autocommit=True) as connection:
+    with psycopg.connect(pg.url, autocommit=True) as connection:
         connection.execute(
             "insert into events (body) select repeat('x', 100) from generate_series(1, 1000)"
         )

@@ -3,8 +3,9 @@
 Every drain has a slot (for Runnel: a subscription) of its own, made before the backlog is written. The
 small backlog is drained first, then the rest is loaded and the large one drained by slots that have seen
 nothing yet: rate = extra changes / extra time, so that start-up, connection and first batches drop out.
-A Runnel drain runs from the start of `runnel capture` (its Spark side already waiting) until the sink's
-record reaches the end of the backlog.
+A Runnel drain runs from the start of `runnel capture` until the sink's record reaches the end of the
+backlog; its Spark side is up before and has delivered a first part that an earlier capture left in the log,
+else capture would be done while Spark still starts.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ import psycopg
 from psycopg import sql
 
 from ..errors import RunnelError
+from ..log import open_log
 from ..postgres.lsn import Lsn
 from . import workload as loads
 from .processes import Watch
 from .workload import Workload
+
+WARM = (100_000_000, 100_020_000)
+"""Row numbers of what is delivered before the clock starts."""
 
 
 @dataclass(slots=True)
@@ -124,6 +129,9 @@ class Bench:
         }
         for drain in drains.values():
             drain.init()
+        warm = self.load(workload, *WARM)
+        for drain in drains.values():
+            drain.fill(warm)
         runs: dict[tuple[str, str, int], Run] = {}
         for size, first, last in (
             ("small", 0, workload.small),
@@ -137,7 +145,7 @@ class Bench:
                     f"  {size} {i + 1}: pg_recvlogical {runs['pg_recvlogical', size, i].seconds:.2f} s"
                 )
                 for sink in sinks:
-                    runs[sink, size, i] = drains[sink, size, i].drain(backlog)
+                    runs[sink, size, i] = drains[sink, size, i].drain(warm, backlog)
                     self.say(f"  {size} {i + 1}: runnel → {sink} {runs[sink, size, i].seconds:.2f} s")
         for drain in drains.values():
             drain.destroy()
@@ -340,19 +348,33 @@ class Pipeline:
                     return
         raise RunnelError(f"{self.name} ended before it was {state}", hint=f"see the logs in {self.home}")
 
-    def drain(self, backlog: Backlog) -> Run:
+    def fill(self, backlog: Backlog) -> None:
+        """Let capture alone bring a backlog into the log."""
+        log = open_log(str(self.home / "log"))
+        with self.started("capture") as capture:
+            while (log.usage().end or 0) <= backlog.end:
+                self._alive(capture)
+                time.sleep(0.05)
+
+    def _alive(self, *processes: subprocess.Popen[bytes]) -> None:
+        if any(process.poll() is not None for process in processes):
+            raise RunnelError(f"{self.name} ended early", hint=f"see the logs in {self.home}")
+
+    def drain(self, warm: Backlog, backlog: Backlog) -> Run:
         with (
             self.started("pipeline", *self.sinks(), until="live") as driver,
             Walsender(self.bench.url, self.slot()) as walsender,
         ):
+            while not self.delivered(warm):
+                self._alive(driver)
+                time.sleep(0.05)
             with Watch([driver.pid]) as before:
                 before.look()
             base = before.cpu()
             began = time.monotonic()
             with self.started("capture") as capture, Watch([driver.pid, capture.pid]) as watch:
                 while not self.delivered(backlog):
-                    if driver.poll() is not None or capture.poll() is not None:
-                        raise RunnelError(f"{self.name} ended early", hint=f"see the logs in {self.home}")
+                    self._alive(driver, capture)
                     time.sleep(0.01)
                 seconds = time.monotonic() - began
                 watch.look()

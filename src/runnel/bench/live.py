@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from . import workload as loads
-from .drain import Bench, Pipeline
+from .drain import WARM, Bench, Pipeline
 from .processes import Watch
 from .workload import Workload
 
@@ -137,7 +137,9 @@ def fan_out(bench: Bench, changes: int = 300_000) -> list[dict[str, Any]]:
             loads.create(connection, work)
         pipeline = Pipeline(bench, f"fan_{copies}", FILES, copies)
         pipeline.init()
-        run = pipeline.drain(bench.load(work, 0, changes))
+        warm = bench.load(work, *WARM)
+        pipeline.fill(warm)
+        run = pipeline.drain(warm, bench.load(work, 0, changes))
         pipeline.destroy()
         out.append(
             {
@@ -158,7 +160,9 @@ def many_tables(bench: Bench, changes: int = 300_000) -> list[dict[str, Any]]:
             loads.create(connection, work)
         pipeline = Pipeline(bench, f"tables_{tables}", FILES)
         pipeline.init()
-        run = pipeline.drain(bench.load(work, 0, changes))
+        warm = bench.load(work, *WARM)
+        pipeline.fill(warm)
+        run = pipeline.drain(warm, bench.load(work, 0, changes))
         pipeline.destroy()
         cpu = {k: round(v / changes * 1e6, 2) for k, v in run.cpu.items()}
         out.append(
