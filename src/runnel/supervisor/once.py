@@ -1,7 +1,7 @@
 """The bound of `run --once`: a place in the source's WAL that everything committed so far is before.
 
-The marker is a transactional message with Runnel's own prefix, which no pipeline delivers. It gives
-capture something to receive behind the bound at once; without it (a source that cannot be written)
+The marker is a transactional message with Runnel's own prefix, which no pipeline delivers. Everything
+committed earlier is before it, and it gives capture something to receive at once; without it (a source that cannot be written)
 the bound is what is flushed, and the server's keepalive brings the log past it.
 """
 
@@ -18,12 +18,15 @@ def mark_now(url: str) -> Lsn:
         row = connection.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone()
         if row is not None and row[0]:
             return _lsn(connection, "SELECT pg_catalog.pg_last_wal_replay_lsn()::text")
-        bound = _lsn(connection, "SELECT pg_catalog.pg_current_wal_insert_lsn()::text")
         try:
-            connection.execute("SELECT pg_catalog.pg_logical_emit_message(true, 'runnel', 'once')")
+            marker = _lsn(
+                connection, "SELECT pg_catalog.pg_logical_emit_message(true, 'runnel', 'once')::text"
+            )
         except psycopg.Error:
             return _lsn(connection, "SELECT pg_catalog.pg_current_wal_flush_lsn()::text")
-        return bound
+        # The message ends there and its commit follows: whoever is past it has passed the marker, or a
+        # commit that was made at the same moment.
+        return Lsn(marker + 1)
 
 
 def _lsn(connection: psycopg.Connection[tuple[str, ...]], query: str) -> Lsn:
