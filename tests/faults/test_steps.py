@@ -49,7 +49,7 @@ def test_a_kill_at_each_named_step_loses_nothing_and_repeats_nothing(
         eventually(
             f"every step fired, only {os.listdir(marks)}\n{runnel.errors()}",
             lambda: len(os.listdir(marks)) == len(steps),
-            timeout=240,
+            timeout=500,
         )
     deliver_all(runnel, oracle)
 
