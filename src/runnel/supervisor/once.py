@@ -1,8 +1,8 @@
 """The bound of `run --once`: a place in the source's WAL that everything committed so far is before.
 
 The marker is a transactional message with Runnel's own prefix, which no pipeline delivers. Everything
-committed earlier is before it, and it gives capture something to receive at once; without it (a source that cannot be written)
-the bound is what is flushed, and the server's keepalive brings the log past it.
+committed earlier is before it, and it gives capture something to receive at once; without it (a source
+that cannot be written) the bound is what is flushed, and the server's keepalive brings the log past it.
 """
 
 from __future__ import annotations
