@@ -20,6 +20,7 @@ LAYERS = (
     {"capture", "spark"},
     {"overview", "supervisor", "pyspark_runnel"},
     {"demo"},
+    {"bench"},
     {"cli"},
     {"__main__"},
 )
