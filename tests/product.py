@@ -18,14 +18,20 @@ import psycopg
 from history import lsn_number, read_jsonl
 
 
-def eventually(what: str, condition: Callable[[], Any], timeout: float = 90.0) -> Any:
-    """Wait until `condition()` is true and give its value; fail with `what` when time is up."""
+def eventually(
+    what: str,
+    condition: Callable[[], Any],
+    timeout: float = 120.0,
+    *,
+    tell: Callable[[], object] | None = None,
+) -> Any:
+    """Wait until `condition()` is true and give its value; when time is up fail with `what` and `tell()`."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"not in {timeout:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"not in {timeout:.0f} s: {what}\n{tell() if tell else ''}"
         time.sleep(0.05)
 
 
@@ -105,7 +111,7 @@ class Runnel:
             connection.execute("select pg_logical_emit_message(true, 'runnel', 'up to here')")
         assert row is not None
         end = lsn_number(row[0])
-        eventually(f"delivery up to {row[0]}\n{self.errors()}", lambda: self.position() > end, timeout)
+        eventually(f"delivery up to {row[0]}", lambda: self.position() > end, timeout, tell=self.errors)
 
     def tree(self, process: subprocess.Popen[str]) -> list[psutil.Process]:
         parent = psutil.Process(process.pid)

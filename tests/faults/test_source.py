@@ -50,7 +50,7 @@ def test_cut_connections_are_made_again(prepared: Prepared, pg: Database) -> Non
                     "select pg_terminate_backend(pid) from pg_stat_activity"
                     " where application_name like 'runnel%' and pid <> pg_backend_pid()"
                 )
-            eventually(f"delivery goes on\n{runnel.errors()}", lambda b=before: runnel.position() > b)  # type: ignore[misc]
+            eventually("delivery goes on", lambda b=before: runnel.position() > b, tell=runnel.errors)  # type: ignore[misc]
     runnel.await_delivery()
     runnel.stop(process)
     assert_equal(oracle.entries(), runnel.lines())

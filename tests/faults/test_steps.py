@@ -47,9 +47,10 @@ def test_a_kill_at_each_named_step_loses_nothing_and_repeats_nothing(
     runnel.start("run", env=env)
     with Traffic(runnel.url, seed=7, pause=0.01):
         eventually(
-            f"every step fired, only {os.listdir(marks)}\n{runnel.errors()}",
+            "every step fired",
             lambda: len(os.listdir(marks)) == len(steps),
             timeout=500,
+            tell=lambda: f"{os.listdir(marks)}\n{runnel.errors()}",
         )
     deliver_all(runnel, oracle)
 
