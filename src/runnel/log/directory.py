@@ -23,19 +23,13 @@ from ..errors import Refused
 from ..failpoints import failpoint
 from ..postgres.lsn import Lsn
 from .api import ChunkHeader, ChunkRef, Filled, Lineage, LogSettings, Usage
-from .chunk import FileChunkReader, FileChunkWriter, damaged, lineage_id, read_footer
+from .chunk import FileChunkReader, FileChunkWriter, damaged, lineage_id
+from .known import MARK, VERSION, KnownChunks, chunk_name
 from .spool import TEMPORARY
 from .store import Store
 
-VERSION = 1
-MARK = "_log.json"
 _NAME = re.compile(r"([0-9A-F]{16})\.(\d{5})(?:\.e(\d+))?\.chunk")
-_KEPT_REFS = 20_000
 _RECHECK = (1.0, 60.0)
-
-
-def chunk_name(start: int, part: int, epoch: int) -> str:
-    return f"{start:016X}.{part:05d}.chunk" if part == 0 else f"{start:016X}.{part:05d}.e{epoch}.chunk"
 
 
 class DirectoryLog:
@@ -49,9 +43,8 @@ class DirectoryLog:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._id: int | None = None
         self._owner = False
-        self._refs: dict[int, tuple[ChunkRef, ...]] = {}
+        self._known = KnownChunks(store)
         self._starts: list[int] = []  # of the last listing; the owner keeps it exact
         self._files: dict[int, dict[str, int]] = {}  # start: its files and their sizes, visible or not
         self._bytes = 0
@@ -124,7 +117,7 @@ class DirectoryLog:
                 hint="restart capture: it begins where the log ends",
             )
         # Parts are placed by replacing, so that a failed append can be repeated; never over visible ones.
-        if len(headers) > 1 and self._load(first.start) is not None:
+        if len(headers) > 1 and self._known.load(first.start) is not None:
             raise self._taken(first.start)
 
     def _taken(self, start: Lsn) -> Refused:
@@ -139,7 +132,7 @@ class DirectoryLog:
         self._starts.append(header.start)
         self._files[header.start] = {name: size for _, name, size, _ in named}
         self._bytes += sum(size for _, _, size, _ in named)
-        self._keep(
+        self._known.keep(
             header.start,
             tuple(
                 ChunkRef(
@@ -152,9 +145,9 @@ class DirectoryLog:
 
     def _belongs(self, lineage: Lineage, *, empty: bool) -> None:
         """Bind a new log to the subscription; refuse another's."""
-        if self._id == lineage_id(lineage):
+        if self._known.id == lineage_id(lineage):
             return
-        mark = self._mark()
+        mark = self._known.mark()
         if mark is not None and mark.slot != lineage.slot and not empty:
             raise Refused(
                 f"the log {self.path} belongs to the slot {mark.slot}, not to {lineage.slot}",
@@ -168,27 +161,7 @@ class DirectoryLog:
             )
             self._store.settle(spool)
             self._store.place(spool, MARK)
-        self._id = lineage_id(lineage)
-
-    def _mark(self) -> Lineage | None:
-        try:
-            text = self._store.read(MARK)
-        except FileNotFoundError:
-            return None
-        try:
-            value = json.loads(text)
-            version, lineage = int(value["version"]), Lineage.from_json(value["lineage"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise Refused(
-                f"{self.path}/{MARK} is not what Runnel wrote: {error}",
-                hint="delete it if the directory is a log of Runnel's: it is written anew",
-            ) from error
-        if version > VERSION:
-            raise Refused(
-                f"the log {self.path} has version {version}; this Runnel reads up to {VERSION}",
-                hint="use the Runnel version that wrote the log, or a later one",
-            )
-        return lineage
+        self._known.id = lineage_id(lineage)
 
     # Reading
 
@@ -197,10 +170,10 @@ class DirectoryLog:
         while found is not None:
             yield from found
             end = found[0].end
-            following = self._load(end)
+            following = self._known.load(end)
             if following is None:
                 if self._starts and self._starts[-1] > found[0].start:
-                    following = self._load(end) or self._broken(end)
+                    following = self._known.load(end) or self._broken(end)
                 else:
                     self._tail = int(end)
             found = following
@@ -210,7 +183,7 @@ class DirectoryLog:
             found = self._beyond(after)
             if found is not None or self._tail is not None:
                 return found
-        known = self._refs.get(after)
+        known = self._known.get(after)
         if known is not None:
             return known
         self._list()
@@ -224,10 +197,10 @@ class DirectoryLog:
                 hint="go back no further than the log does (log.retain keeps more), or set the pipeline up "
                 "anew: `runnel remove` it and run again",
             )
-        found = self._load(self._starts[place])
+        found = self._known.load(self._starts[place])
         while found is not None and found[0].end <= after:
             end = found[0].end
-            found = self._load(end)
+            found = self._known.load(end)
             if found is None:
                 if self._starts[-1] > self._starts[place]:
                     return self._broken(end)
@@ -242,7 +215,7 @@ class DirectoryLog:
             return None
         tail = self._tail
         while tail is not None and after >= tail:
-            found = self._load(tail)
+            found = self._known.load(tail)
             if found is None:
                 self._next_look = now + self._store.poll_seconds
                 if now >= self._recheck_at and not self._same(tail):
@@ -267,17 +240,16 @@ class DirectoryLog:
         self._list()
         if not self._starts or self._starts[-1] < last:
             return False
-        final = self._load(self._starts[-1])
-        return final is None or final[0].end == tail or self._load(tail) is not None
+        final = self._known.load(self._starts[-1])
+        return final is None or final[0].end == tail or self._known.load(tail) is not None
 
     def _forget(self) -> None:
-        self._refs.clear()
+        self._known.clear()
         self._tail = None
-        self._id = None
 
     def _broken(self, end: int) -> tuple[ChunkRef, ...]:
         self._list()  # what was read might be older than a trim or an append of just now
-        following = self._load(end)
+        following = self._known.load(end)
         if following is not None:
             return following
         place = bisect_right(self._starts, end)
@@ -288,52 +260,6 @@ class DirectoryLog:
             hint="restore that file from a copy; or stop Runnel, move every later chunk out of the log and "
             "start again: what no pipeline has confirmed yet still comes from the slot",
         )
-
-    def _load(self, start: int) -> tuple[ChunkRef, ...] | None:
-        """The chunk that begins at `start`, all parts; None if there is none."""
-        known = self._refs.get(start)
-        if known is not None:
-            return known
-        try:
-            first, epoch = self._ref(start, 0, 0)
-        except FileNotFoundError:
-            return None
-        refs = [first]
-        for part in range(1, first.parts):
-            try:
-                ref, _ = self._ref(start, part, epoch)
-            except FileNotFoundError as error:
-                raise Refused(
-                    f"chunk {self.path}/{chunk_name(start, part, epoch)} is missing: "
-                    f"part {part} of {first.parts} of one transaction",
-                    hint="restore that file from a copy; or stop Runnel, move the chunk's other parts and "
-                    "every later chunk out of the log and start again: what no pipeline has confirmed yet "
-                    "still comes from the slot",
-                ) from error
-            refs.append(ref)
-        self._keep(start, tuple(refs))
-        return tuple(refs)
-
-    def _ref(self, start: int, part: int, epoch: int) -> tuple[ChunkRef, int]:
-        name = chunk_name(start, part, epoch)
-        source = self._store.source(name)
-        try:
-            footer = read_footer(source)
-            if (footer.start, footer.part) != (start, part) or (part and footer.epoch != epoch):
-                raise damaged(source, f"holds part {footer.part} of {footer.start} of epoch {footer.epoch}")
-            if self._id is None:
-                mark = self._mark()
-                self._id = lineage_id(mark) if mark is not None else footer.lineage_id
-            if footer.lineage_id != self._id:
-                raise damaged(source, "belongs to another subscription's log")
-        finally:
-            source.close()
-        return footer.ref(name), footer.epoch
-
-    def _keep(self, start: int, refs: tuple[ChunkRef, ...]) -> None:
-        if len(self._refs) >= _KEPT_REFS:
-            del self._refs[next(iter(self._refs))]
-        self._refs[start] = refs
 
     def open(self, name: str) -> FileChunkReader:
         if not _NAME.fullmatch(name):
@@ -396,7 +322,7 @@ class DirectoryLog:
     def _end(self) -> Lsn | None:
         if not self._starts:
             return None
-        last = self._load(self._starts[-1])
+        last = self._known.load(self._starts[-1])
         return last[0].end if last is not None else None
 
     def usage(self) -> Usage:
@@ -420,14 +346,14 @@ class DirectoryLog:
             for name in sorted(self._files.get(start, ())):
                 self._store.delete(name)  # part 0 is first: without it the rest is nothing
             freed += sum(self._files.pop(start, {}).values())
-            self._refs.pop(start, None)
+            self._known.drop(start)
             done += 1
         del self._starts[:done]
         self._bytes -= freed
         return freed
 
     def _younger(self, start: int, keep_since: int) -> bool:
-        refs = self._load(start)
+        refs = self._known.load(start)
         return refs is not None and max(ref.last_time for ref in refs) >= keep_since
 
     def sweep(self) -> list[str]:
@@ -436,7 +362,7 @@ class DirectoryLog:
         for start, files in list(self._files.items()):
             # Parts without their part 0, or of another epoch than it: an append that never became visible.
             alone = len(files) == 1 and start in seen
-            visible = set(files) if alone else {r.name for r in (self._load(start) or ())}
+            visible = set(files) if alone else {r.name for r in (self._known.load(start) or ())}
             for name in set(files) - visible:
                 self._store.delete(name)
                 self._bytes -= files.pop(name)
