@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runnel.changes.block import NULL, TEXT, Block, Message, Op, Transactions, Tuples, Window
+from runnel.changes.block import NULL, TEXT, Block, Message, Op, Sheet, Transactions, Tuples, Window
 from runnel.changes.block import UNCHANGED as ABSENT
 from runnel.changes.relation import Column, Relation
 from runnel.log.api import PAD
@@ -144,7 +144,7 @@ def window(*transactions: Transaction) -> Window:
             np.array([700 + (t.lsn >> 8) for t in transactions], np.int64),
             np.array([TIME + t.lsn for t in transactions], np.int64),
         ),
-        blocks,
+        [Sheet.of(block) for block in blocks],
         data,
         used,
     )

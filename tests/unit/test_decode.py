@@ -118,7 +118,7 @@ def random_change(relations: list[Relation], rng: random.Random, streamed: bool)
 def random_stream(
     rng: random.Random, streamed: bool = False
 ) -> tuple[list[Transaction], list[Relation], Encoded]:
-    relations = [random_relation(oid, rng) for oid in range(100, 100 + rng.randint(1, 4))]
+    relations = [random_relation(oid, rng) for oid in range(100, 100 + rng.choice((1, 2, 3, 4, 60)))]
     first = list(relations)
     out: list[Transaction] = []
     lsn = rng.choice((5000, 0xFFFFFF00, 0x12_0000_0010))
@@ -245,6 +245,31 @@ def test_windows_too_large_for_32_bit_offsets_give_the_same_lines(seed: int) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("runnel.marshal.space._LARGE", 1)
         assert delivered(MemoryChunk(made.frames, relations, made.changed)) == expected(transactions)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS)
+def test_a_few_rows_of_each_of_many_tables_are_told_apart(seed: int) -> None:
+    rng = random.Random(seed)
+    models = [random_relation(0, rng) for _ in range(3)]
+    relations = [replace(rng.choice(models), oid=oid, name=f"t {oid}") for oid in range(200)]
+    first = list(relations)
+    stream = [
+        Transaction(5000 + 16 * at, 700, TIME, [random_change(relations, rng, False) for _ in range(10)])
+        for at in range(40)
+    ]
+    made = encode(stream)
+    borders = rng.sample(range(len(made.frames)), rng.randint(0, 2))
+    assert delivered(MemoryChunk(made.frames, first, made.changed, borders)) == expected(stream)
+
+
+def test_what_is_worked_on_at_once_does_not_become_more_with_the_tables() -> None:
+    tables = [replace(USERS, oid=oid, name=f"users_{oid}") for oid in range(1000)]
+    rows = [Change("I", table, new=[number(k), text("a"), None]) for k, table in enumerate(tables)]
+    rows += [Change("D", table, old=[number(1), None, None]) for table in tables]
+    [window] = decode(chunk_of(one_transaction(*rows), tables), Lsn(0))
+    assert [(sheet.op, len(sheet)) for sheet in window.sheets] == [(Op.INSERT, 1000), (Op.DELETE, 1000)]
+    assert [block.relation for block in window.blocks] == tables + tables
 
 
 # -- one thing at a time -----------------------------------------------------------------------------

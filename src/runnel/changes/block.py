@@ -1,18 +1,22 @@
-"""The unit modifiers and sinks work on: changes of one relation and one operation, in columns.
+"""The units modifiers and sinks work on: changes in columns.
 
-A `Window` is about 1 MB of one chunk, decoded: its blocks together hold every change of that stretch
-of the log, each with its place (`order`) in it, so that a sink may keep the order over all tables or
-go table by table. Values are positions in the window's buffer (Postgres' text, untouched, no copy)
-until an edge asks for more.
+A `Window` is about 1 MB of one chunk, decoded: its sheets together hold every change of that stretch
+of the log, each with its place (`order`) in it. A `Sheet` is changes of one operation whose tables have
+one outline: however many tables there are, sheets are few, and what works on sheets costs the same for a
+thousand tables as for one. A `Block` is changes of one table, for who goes table by table; a window's
+blocks are made when somebody asks for them. Values are positions in the window's buffer (Postgres'
+text, untouched, no copy) until an edge asks for more.
 
-What must hold: `order` over all blocks of a window is a permutation of range(window.changes);
-(lsn, seq) rises with it. A value is exactly one of: text, NULL, unchanged (left out by the WAL).
+What must hold: `order` over all sheets (or blocks) of a window is a permutation of
+range(window.changes) and rises in each of them; (lsn, seq) rises with it. A value is exactly one of:
+text, NULL, unchanged (left out by the WAL).
 A window is valid until the next one is asked for: the buffer is used again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -61,6 +65,9 @@ class Tuples:
     def select(self, rows: npt.NDArray[np.intp]) -> Tuples:
         return replace(self, places=self.places[:, rows], kinds=self.kinds[:, rows])
 
+    def slice(self, rows: slice) -> Tuples:
+        return Tuples(self.buffer, self.places[:, rows], self.kinds[:, rows], self.present)
+
     def column(self, column: int, type: pa.DataType | None = None) -> pa.Array:
         """Postgres' text of one column as Arrow `binary` (or `string`), a copy; NULL and unchanged
         are null: ask `unchanged` where the difference matters."""
@@ -79,6 +86,8 @@ class Tuples:
 
 @dataclass(slots=True)
 class Block:
+    """Changes of one operation and one table (one version of it)."""
+
     op: Op
     relation: Relation | None
     """None for a message."""
@@ -95,10 +104,44 @@ class Block:
     def __len__(self) -> int:
         return len(self.order)
 
-    def select(self, rows: npt.NDArray[np.intp]) -> Block:
-        """The block with only these rows, in this order."""
+
+@dataclass(slots=True)
+class Sheet:
+    op: Op
+    relations: Sequence[Relation]
+    """Those of its rows, all of one outline; none for messages."""
+    which: I32
+    """Per row: index into `relations`."""
+    order: I32
+    transaction: I32
+    seq: I64
+    new: Tuples | None = None
+    """As in a block, and so `old`."""
+    old: Tuples | None = None
+    messages: tuple[Message, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    @classmethod
+    def of(cls, block: Block) -> Sheet:
+        return cls(
+            block.op,
+            () if block.relation is None else (block.relation,),
+            np.zeros(len(block), np.int32),
+            block.order,
+            block.transaction,
+            block.seq,
+            block.new,
+            block.old,
+            block.messages,
+        )
+
+    def select(self, rows: npt.NDArray[np.intp]) -> Sheet:
+        """The sheet with only these rows, in this order."""
         return replace(
             self,
+            which=self.which[rows],
             order=self.order[rows],
             transaction=self.transaction[rows],
             seq=self.seq[rows],
@@ -107,19 +150,40 @@ class Block:
             messages=tuple(self.messages[row] for row in rows) if self.messages else (),
         )
 
-    def key(self) -> tuple[Tuples, tuple[int, ...]]:
-        """Where a row's key stands: the tuple that has it and the columns. The primary key's values
-        after the change, before a delete; if a delete's WAL lacks them, the identity's. Empty without
-        a key, and for what is no row."""
+    def blocks(self) -> list[Block]:
+        """Its rows table by table."""
+        sheet: Sheet = self
+        if len(self.relations) > 1:
+            sheet = self.select(np.argsort(self.which, kind="stable"))
+        ends = np.cumsum(np.bincount(self.which, minlength=max(len(self.relations), 1))).tolist()
+        out, start = [], 0
+        for relation, end in zip(self.relations or (None,), ends, strict=True):
+            here, start = slice(start, end), end
+            if here.start == end:
+                continue
+            out.append(
+                Block(
+                    sheet.op,
+                    relation,
+                    sheet.order[here],
+                    sheet.transaction[here],
+                    sheet.seq[here],
+                    sheet.new.slice(here) if sheet.new is not None else None,
+                    sheet.old.slice(here) if sheet.old is not None else None,
+                    sheet.messages,
+                )
+            )
+        return out
+
+    def key(self) -> tuple[int, ...]:
+        """The columns of a row's key, in its new tuple if it has one: the primary key's values after
+        the change, before a delete; if a delete's WAL lacks them, the identity's. Empty without a key,
+        and for what is no row."""
         tuples = self.new if self.new is not None else self.old
-        if tuples is None or self.relation is None:
-            return _NOTHING, ()
-        if set(self.relation.key) <= set(tuples.present):
-            return tuples, self.relation.key
-        return tuples, tuples.present
-
-
-_NOTHING = Tuples(np.empty(0, np.uint8), np.empty((0, 0, 2), np.int32), np.empty((0, 0), np.uint8), ())
+        if tuples is None or not self.relations:
+            return ()
+        key = self.relations[0].key
+        return key if set(key) <= set(tuples.present) else tuples.present
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,25 +209,33 @@ class Transactions:
 class Window:
     changes: int
     transactions: Transactions
-    blocks: list[Block]
+    sheets: list[Sheet]
     buffer: U8
     """What all its tuples point into."""
     used: tuple[int, int]
     """The stretch of `buffer` that holds the values; the rest is free for whoever marshals."""
+    _blocks: list[Block] | None = field(default=None, init=False, repr=False)
 
-    def lsn(self, block: Block) -> I64:
-        return self.transactions.lsn[block.transaction]
+    @property
+    def blocks(self) -> list[Block]:
+        """Every change, apart by table (its version) and operation."""
+        if self._blocks is None:
+            self._blocks = [block for sheet in self.sheets for block in sheet.blocks()]
+        return self._blocks
 
-    def xid(self, block: Block) -> I64:
-        return self.transactions.xid[block.transaction]
+    def lsn(self, rows: Block | Sheet) -> I64:
+        return self.transactions.lsn[rows.transaction]
 
-    def time(self, block: Block) -> I64:
-        return self.transactions.time[block.transaction]
+    def xid(self, rows: Block | Sheet) -> I64:
+        return self.transactions.xid[rows.transaction]
+
+    def time(self, rows: Block | Sheet) -> I64:
+        return self.transactions.time[rows.transaction]
 
     def order(self) -> npt.NDArray[np.intp]:
-        """Puts rows that stand block after block into commit order: row i of the output is row
-        order()[i] of the blocks' rows, one after another."""
+        """Puts rows that stand sheet after sheet into commit order: row i of the output is row
+        order()[i] of the sheets' rows, one after another."""
         places: npt.NDArray[np.intp] = np.empty(self.changes, np.intp)
-        if self.blocks:
-            places[np.concatenate([block.order for block in self.blocks])] = np.arange(self.changes)
+        if self.sheets:
+            places[np.concatenate([sheet.order for sheet in self.sheets])] = np.arange(self.changes)
         return places

@@ -1,9 +1,9 @@
 """Chunk in, windows out: pgoutput's frames become columns.
 
 All rows of a piece are walked together, column by column: first every row's first value, then every
-row's second one, whatever its table. Rows are sorted by (relation version, operation, kind of old
-tuple) before, so each block is a slice of the result and many small blocks cost little more than a
-large one. No Python runs per row or per transaction. Only truncates and messages are taken one by
+row's second one, whatever its table. Rows are sorted by (outline of the table, operation, kind of old
+tuple) before, so each sheet is a slice of the result: a thousand tables cost little more than one.
+No Python runs per row or per transaction. Only truncates and messages are taken one by
 one: they are rare, and each is more than a row (a list of tables, a text of its own).
 
 What must hold: every byte of a row's frame is accounted for, else it is an error (see `Frames`).
@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from ..log.api import ChunkHeader, ChunkReader
 from ..postgres.lsn import Lsn
-from .block import I64, NULL, TEXT, U8, UNCHANGED, Block, Message, Op, Tuples, Window
+from .block import I32, I64, NULL, TEXT, U8, UNCHANGED, Message, Op, Sheet, Tuples, Window
 from .frames import Carry, Frames
-from .relation import Relation
+from .relation import Outline, Relation
 
 OWN_PREFIX = "runnel"
 """Of the messages that Runnel itself writes: never delivered."""
@@ -70,12 +70,12 @@ class _Versions:
         self.relations = [relation for _, _, relation in known]
         self.keys: I64 = np.array([(oid << 32) + frame for oid, frame, _ in known], np.int64)
         self.oids: I64 = self.keys >> 32
-        self.columns: I64 = np.array([len(r.columns) for r in self.relations], np.int64)
         # Wide tables first: the rows that still have a column k are then always the first ones.
-        by_width = np.argsort(-self.columns, kind="stable")
-        self.rank: I64 = np.empty(len(known), np.int64)
-        self.rank[by_width] = np.arange(len(known))
-        self.ranked = [self.relations[version] for version in by_width]
+        found = dict.fromkeys(relation.outline for relation in self.relations)
+        self.outlines = sorted(found, key=lambda outline: -outline.columns)
+        place = {outline: number for number, outline in enumerate(self.outlines)}
+        self.outline: I64 = np.array([place[r.outline] for r in self.relations], np.int64)
+        """Per relation: index into `outlines`."""
 
     def find(self, frames: Frames, oids: I64, at: npt.NDArray[np.intp]) -> I64:
         """Index into `relations` for each (oid, frame of the piece)."""
@@ -94,13 +94,12 @@ class _Versions:
             frames.fail(int(at[row]), f"of relation {oids[row]}, which the chunk does not describe there")
         return version
 
-
-@dataclass(slots=True)
-class _Truncated:
-    version: int
-    order: int
-    transaction: int
-    seq: int
+    def among(self, version: I64) -> tuple[list[Relation], I32]:
+        """The relations that occur here, and for each row which of them it has."""
+        present = np.flatnonzero(np.bincount(version))
+        number = np.empty(len(self.relations), np.int32)
+        number[present] = np.arange(len(present))
+        return [self.relations[one] for one in present.tolist()], number[version]
 
 
 class _Piece:
@@ -130,37 +129,35 @@ class _Piece:
             rows &= ~early
         self.order = np.cumsum(count) - count
         changes = int(self.order[-1] + count[-1])
-        blocks = self._row_blocks(np.flatnonzero(rows)) if changes else []
-        blocks += self._truncate_blocks([frame for frame in truncates.tolist() if count[frame]])
-        blocks += self._message_blocks([frame for frame in messages if count[frame]], messages)
+        sheets = self._row_sheets(np.flatnonzero(rows)) if changes else []
+        sheets += self._truncates([frame for frame in truncates.tolist() if count[frame]])
+        sheets += self._messages([frame for frame in messages if count[frame]], messages)
         used = (int(frames.piece.offsets[0]), frames.limit)
-        return Window(changes, transactions, blocks, frames.buffer, used), carry
+        return Window(changes, transactions, sheets, frames.buffer, used), carry
 
-    def _row_blocks(self, rows: npt.NDArray[np.intp]) -> list[Block]:
+    def _row_sheets(self, rows: npt.NDArray[np.intp]) -> list[Sheet]:
         if not len(rows):
             return []
         frames, versions = self.frames, self.versions
-        at = frames.at[rows]
-        place = at + frames.shift
+        place = frames.at[rows] + frames.shift
         form = _OPERATION[frames.type[rows]] + _TUPLE[frames.buffer[place + 5]]
         if not (possible := _POSSIBLE[form]).all():
             frames.fail(int(rows[np.argmin(possible)]), "a row with a tuple that cannot be there")
         version = versions.find(frames, frames.u4[place + 1].astype(np.int64), rows)
-        group = versions.rank[version] * _FORMS + form
+        group = versions.outline[version] * _FORMS + form
         sizes = np.bincount(group)
         present = np.flatnonzero(sizes)
         if len(present) > 1:
             narrow = group.astype(np.uint16) if len(sizes) < 1 << 16 else group
             sort = np.argsort(narrow, kind="stable")  # 16 bits: a radix sort
             rows, place, version = rows[sort], place[sort], version[sort]
-        ends = np.cumsum(sizes[present])
-        spans = [
-            _Span(versions.ranked[int(code) // _FORMS], int(code) % _FORMS, int(end - size), int(end))
-            for code, size, end in zip(present, sizes[present], ends, strict=True)
-        ]
-        width = versions.columns[version]
+        spans: list[_Span] = []
+        end = 0
+        for code, size in zip(present.tolist(), sizes[present].tolist(), strict=True):
+            spans.append(_Span(versions.outlines[code // _FORMS], code % _FORMS, end, end + size))
+            end += size
         position = place + 6
-        first = _walk(frames, rows, position, width, spans, [span.rows for span in spans])
+        first = _walk(frames, rows, position, spans)
         both = [span for span in spans if span.form in (_UPDATE_KEY, _UPDATE_FULL)]
         second = None
         if both:
@@ -169,38 +166,43 @@ class _Piece:
             if (wrong := frames.buffer[after] != ord("N")).any():
                 frames.fail(int(rows[chosen[np.argmax(wrong)]]), "an update without its new row")
             after += 1
-            second = _walk(frames, rows[chosen], after, width[chosen], both, [span.rows for span in both])
+            second = _walk(frames, rows[chosen], after, both)
             position[chosen] = after
         if (wrong := position != frames.end[rows]).any():
             frames.fail(int(rows[np.argmax(wrong)]), "a row that does not end with its frame")
-        return self._blocks(rows, spans, first, second)
+        return self._sheets(rows, version, spans, first, second)
 
-    def _blocks(
-        self, rows: npt.NDArray[np.intp], spans: list[_Span], first: _Walked, second: _Walked | None
-    ) -> list[Block]:
+    def _sheets(
+        self,
+        rows: npt.NDArray[np.intp],
+        version: I64,
+        spans: list[_Span],
+        first: _Walked,
+        second: _Walked | None,
+    ) -> list[Sheet]:
         order = self.order[rows].astype(np.int32)
         transaction = self.of[rows].astype(np.int32)
         seq = self.seq[rows]
-        blocks: list[Block] = []
+        sheets: list[Sheet] = []
         used = 0
         for span in spans:
-            relation, form, here = span.relation, span.form, slice(span.start, span.end)
-            everything = tuple(range(len(relation.columns)))
+            outline, form, here = span.outline, span.form, slice(span.start, span.end)
+            everything = tuple(range(outline.columns))
             old = new = None
             if form in (_INSERT, _UPDATE):
-                new = first.tuples(self.frames, everything, here)
+                new = first.tuples(self.frames, everything, here, outline)
             else:
-                identity = tuple(k for k in everything if relation.columns[k].identity)
-                has = everything if form in (_UPDATE_FULL, _DELETE_FULL) else identity
-                old = first.tuples(self.frames, has, here, len(everything))
+                has = everything if form in (_UPDATE_FULL, _DELETE_FULL) else outline.identity
+                old = first.tuples(self.frames, has, here, outline)
             if old is not None and form in (_UPDATE_KEY, _UPDATE_FULL) and second is not None:
-                new = second.tuples(self.frames, everything, slice(used, used + span.rows))
+                new = second.tuples(self.frames, everything, slice(used, used + span.rows), outline)
                 used += span.rows
                 _complete(new, old)
-            blocks.append(
-                Block(_OP[form // 3], relation, order[here], transaction[here], seq[here], new, old)
+            relations, which = self.versions.among(version[here])
+            sheets.append(
+                Sheet(_OP[form // 3], relations, which, order[here], transaction[here], seq[here], new, old)
             )
-        return blocks
+        return sheets
 
     def _message(self, frame: int) -> Message:
         frames = self.frames
@@ -211,13 +213,14 @@ class _Piece:
             frames.fail(frame, "a message that does not end with its frame")
         return Message(prefix.decode("utf-8", "replace"), rest[4:], bool(body[0] & 1))
 
-    def _message_blocks(self, chosen: list[int], messages: dict[int, Message]) -> list[Block]:
+    def _messages(self, chosen: list[int], messages: dict[int, Message]) -> list[Sheet]:
         if not chosen:
             return []
         return [
-            Block(
+            Sheet(
                 Op.MESSAGE,
-                None,
+                (),
+                np.zeros(len(chosen), np.int32),
                 self.order[chosen].astype(np.int32),
                 self.of[chosen].astype(np.int32),
                 self.seq[chosen],
@@ -225,45 +228,32 @@ class _Piece:
             )
         ]
 
-    def _truncate_blocks(self, chosen: list[int]) -> list[Block]:
-        """One block per table; a TRUNCATE of several tables is one change of each."""
-        frames, found = self.frames, list[_Truncated]()
+    def _truncates(self, chosen: list[int]) -> list[Sheet]:
+        """A TRUNCATE of several tables is one change of each."""
+        if not chosen:
+            return []
+        frames = self.frames
+        found: list[I64] = []
         for frame in chosen:
             place = int(frames.at[frame]) + frames.shift
             tables = int(frames.u4[place + 1])
             if place + 6 + 4 * tables != int(frames.end[frame]):
                 frames.fail(frame, "a truncate that does not end with its frame")
             oids = frames.u4[place + 6 + 4 * np.arange(tables)].astype(np.int64)
-            where = self.versions.find(frames, oids, np.full(tables, frame)).tolist()
-            for number, version in enumerate(where):
-                found.append(
-                    _Truncated(
-                        version,
-                        int(self.order[frame]) + number,
-                        int(self.of[frame]),
-                        int(self.seq[frame]) + number,
-                    )
-                )
-        by_version: dict[int, list[_Truncated]] = {}
-        for one in found:
-            by_version.setdefault(one.version, []).append(one)
-        return [
-            Block(
-                Op.TRUNCATE,
-                self.versions.relations[version],
-                np.array([one.order for one in ones], np.int32),
-                np.array([one.transaction for one in ones], np.int32),
-                np.array([one.seq for one in ones], np.int64),
-            )
-            for version, ones in by_version.items()
-        ]
+            found.append(self.versions.find(frames, oids, np.full(tables, frame)))
+        each = np.repeat(chosen, [len(some) for some in found])
+        number = np.concatenate([np.arange(len(some)) for some in found])
+        relations, which = self.versions.among(np.concatenate(found))
+        order = (self.order[each] + number).astype(np.int32)
+        of = self.of[each].astype(np.int32)
+        return [Sheet(Op.TRUNCATE, relations, which, order, of, self.seq[each] + number)]
 
 
 @dataclass(slots=True)
 class _Span:
-    """Rows start to end of the sorted ones: one block."""
+    """Rows start to end of the sorted ones: one sheet."""
 
-    relation: Relation
+    outline: Outline
     form: int
     start: int
     end: int
@@ -275,36 +265,27 @@ class _Span:
 
 @dataclass(slots=True)
 class _Walked:
-    places: npt.NDArray[np.int32]
+    places: I32
     kinds: U8
 
-    def tuples(
-        self, frames: Frames, present: tuple[int, ...], rows: slice, columns: int | None = None
-    ) -> Tuples:
-        wide = len(present) if columns is None else columns
+    def tuples(self, frames: Frames, present: tuple[int, ...], rows: slice, outline: Outline) -> Tuples:
+        wide = outline.columns
         return Tuples(frames.buffer, self.places[:wide, rows], self.kinds[:wide, rows], present)
 
 
-def _walk(
-    frames: Frames,
-    rows: npt.NDArray[np.intp],
-    position: I64,
-    width: I64,
-    spans: list[_Span],
-    sizes: list[int],
-) -> _Walked:
+def _walk(frames: Frames, rows: npt.NDArray[np.intp], position: I64, spans: list[_Span]) -> _Walked:
     """Read one tuple of every row, from its column count at `position`, which moves to its end.
 
-    Rows must be sorted by falling width.
+    The rows are those of the spans, by falling width.
     """
-    if (wrong := frames.u2[position] != width).any():
+    widths, sizes = [span.outline.columns for span in spans], [span.rows for span in spans]
+    if (wrong := frames.u2[position] != np.repeat(widths, sizes)).any():
         frames.fail(int(rows[np.argmax(wrong)]), "a row with another number of columns than its relation")
     position += 2
     # How many rows have a column k: the widths fall, so they are the first ones.
-    widest = len(spans[0].relation.columns)
+    widest = widths[0]
     having = np.zeros(widest + 1, np.int64)
-    for span, size in zip(spans, sizes, strict=True):
-        having[len(span.relation.columns)] += size
+    np.add.at(having, widths, sizes)
     active = np.cumsum(having[::-1])[::-1][1:].tolist()
     places = np.empty((widest, len(rows), 2), np.int32)
     kinds = np.empty((widest, len(rows)), np.uint8)

@@ -7,8 +7,8 @@ elements, domains' bases). Two equal relations are the same version.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from ..postgres.types import ColumnType
 
@@ -22,6 +22,15 @@ class Column:
     """Part of the replica identity: present in an old key."""
 
 
+class Outline(NamedTuple):
+    """What decides how a table's rows are laid out: tables of one outline are worked on together."""
+
+    columns: int
+    key: tuple[int, ...]
+    identity: tuple[int, ...]
+    """Positions of the columns that an old key has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Relation:
     oid: int
@@ -32,6 +41,11 @@ class Relation:
     columns: tuple[Column, ...]
     key: tuple[int, ...]
     """Positions in `columns` of the primary key, else of the identity index; empty without a key."""
+    outline: Outline = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        identity = tuple(place for place, column in enumerate(self.columns) if column.identity)
+        object.__setattr__(self, "outline", Outline(len(self.columns), self.key, identity))
 
     @property
     def label(self) -> str:

@@ -8,7 +8,8 @@ does not tell either. What a change does not have is absent. A message has no sc
 follows. A non-transactional message has no xid, and `time` is when the server sent it.
 
 How: the index of every piece of the output (fixed texts, stamps, values) is laid out in one array, and
-one `take` over the `Space` copies them; its data is the output. No Python per row.
+one `take` over the `Space` copies them; its data is the output. No Python per row. A table costs no
+more than the look-up of its layout: the rows of a sheet are laid out together, each picks its texts.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..changes.block import I64, NULL, UNCHANGED, Block, Message, Op, Transactions, Window
+from ..changes.block import I32, I64, NULL, UNCHANGED, Block, Mask, Message, Op, Sheet, Transactions, Window
 from .arrays import quote
-from .layout import HEAD, LINE, Layout, Layouts, members
+from .layout import HEAD, LINE, MEMBERS, Kind, Layout, Layouts
 from .space import Gathered, Space
 from .stamps import lsn_stamps, member_stamps, times
 from .values import rewrite
@@ -45,61 +46,65 @@ class Lines:
 
 def lines(window: Window) -> Lines:
     """Every change of the window as a line of JSON, in order of (lsn, seq) over all tables."""
-    put, bounds, places = _assemble(window, window.blocks, LINE)
-    if len(window.blocks) == 1 and places is None and _rises(window.blocks[0].order):
-        return Lines(put.view(), bounds)
-    order = window.order()
-    return _pick(put, bounds, order if places is None else places[order])
+    put, bounds = _assemble(window, window.sheets, LINE)
+    return Lines(put.view(), bounds) if len(window.sheets) == 1 else _pick(put, bounds, window.order())
 
 
 def lines_by_table(window: Window) -> dict[str, Lines]:
     """The same, apart for each table; messages under the label "" (they belong to none)."""
-    put, bounds, places = _assemble(window, window.blocks, LINE)
-    rows: dict[str, list[npt.NDArray[np.intp]]] = {}
-    order = np.concatenate([block.order for block in window.blocks]) if window.blocks else np.empty(0)
-    first = 0
-    for block in window.blocks:
-        label = block.relation.label if block.relation is not None else ""
-        rows.setdefault(label, []).append(np.arange(first, first + len(block)))
-        first += len(block)
+    if not window.sheets:
+        return {}
+    put, bounds = _assemble(window, window.sheets, LINE)
+    labels: dict[str, int] = {}
+    tables, orders = [], []
+    for sheet in window.sheets:
+        names = [relation.label for relation in sheet.relations] or [""]
+        tables.append(np.array([labels.setdefault(name, len(labels)) for name in names])[sheet.which])
+        orders.append(sheet.order)
+    table = np.concatenate(tables)
+    every = _pick(put, bounds, np.lexsort((np.concatenate(orders), table)))
+    ends = np.cumsum(np.bincount(table, minlength=len(labels))).tolist()
     out: dict[str, Lines] = {}
-    for label, found in rows.items():
-        chosen = np.concatenate(found)
-        chosen = chosen[np.argsort(order[chosen])]
-        out[label] = _pick(put, bounds, chosen if places is None else places[chosen])
+    first = 0
+    for label, end in zip(labels, ends, strict=True):
+        offsets = every.offsets[first : end + 1]
+        first = end
+        out[label] = Lines(every.data[offsets[0] : offsets[-1]], offsets - offsets[0])
     return out
 
 
 def single(window: Window, block_index: int, row: int) -> str:
     """One change as JSON text, without an end of line: for errors and dead letters."""
-    block = window.blocks[block_index].select(np.array([row]))
-    put, _, _ = _assemble(window, [block], LINE)
+    sheet = Sheet.of(window.blocks[block_index]).select(np.array([row]))
+    put, _ = _assemble(window, [sheet], LINE)
     return put.bytes.tobytes().decode().removesuffix("\n")
 
 
 def member(window: Window, block: Block, name: str) -> pa.Array:
     """`key`, `before`, `after` or `unchanged` of each row of a block as JSON text; null if absent."""
-    put, bounds, places = _assemble(window, [block], (name,))
-    texts, empty = _texts(put, bounds, pa.string()), np.diff(bounds) == 0
-    rows = np.arange(len(empty)) if places is None else places
-    return texts.take(pa.array(rows, mask=empty[rows]))
+    return _member(window, [Sheet.of(block)], name)
+
+
+def _member(window: Window, sheets: Sequence[Sheet], name: str) -> pa.Array:
+    put, bounds = _assemble(window, sheets, (name,))
+    empty = np.diff(bounds) == 0
+    return _texts(put, bounds, pa.string()).take(pa.array(np.arange(len(empty)), mask=empty))
 
 
 def changes(window: Window) -> pa.RecordBatch:
     """The window as a table of changes in order: the JSON's members as columns, key to unchanged as
     JSON text. Messages have their prefix as `table` and their content as `after`."""
     order = pa.array(window.order())
-    blocks = window.blocks
+    sheets = window.sheets
 
     def column(parts: list[pa.Array], type: pa.DataType) -> pa.Array:
         return pa.concat_arrays([part.cast(type) for part in parts] or [pa.array([], type)]).take(order)
 
-    def repeated(values: list[str | None]) -> pa.Array:
-        sizes = [len(block) for block in blocks]
-        return pa.array(values, pa.string()).take(pa.array(np.repeat(np.arange(len(sizes)), sizes)))
+    def each(sheet: Sheet, values: list[str | None]) -> pa.Array:
+        return pa.array(values or [None], pa.string()).take(pa.array(sheet.which))
 
     transactions = window.transactions
-    of = np.concatenate([block.transaction for block in blocks]) if blocks else np.empty(0, np.int32)
+    of = np.concatenate([np.empty(0, np.int32), *(sheet.transaction for sheet in sheets)])
     stamps = lsn_stamps(transactions.lsn, "")
     width = np.arange(len(stamps.start)) * stamps.width
     space = Space(window, b"", np.empty(0, np.int32), 0, 2 * len(stamps.start))
@@ -108,32 +113,26 @@ def changes(window: Window) -> pa.RecordBatch:
     lsn = space.put_together(first + 2 * of).array.cast(pa.string())
     xid = transactions.xid[of]
     time = pa.array(transactions.time[of]).cast(pa.timestamp("us", "UTC"))
-    names = ("key", "before", "after", "unchanged")
     return pa.RecordBatch.from_pydict(
         {
-            "op": repeated([block.op.value for block in blocks]).take(order),
-            "schema": repeated([b.relation.schema if b.relation else None for b in blocks]).take(order),
-            "table": column([_table(block) for block in blocks], pa.string()),
+            "op": column([pa.repeat(sheet.op.value, len(sheet)) for sheet in sheets], pa.string()),
+            "schema": column([each(s, [r.schema for r in s.relations]) for s in sheets], pa.string()),
+            "table": column(
+                [
+                    pa.array([message.prefix for message in s.messages], pa.string())
+                    if s.messages
+                    else each(s, [r.name for r in s.relations])
+                    for s in sheets
+                ],
+                pa.string(),
+            ),
             "lsn": lsn.take(order),
-            "seq": column([pa.array(block.seq) for block in blocks], pa.int64()),
+            "seq": column([pa.array(sheet.seq) for sheet in sheets], pa.int64()),
             "xid": pa.array(xid, mask=xid < 0).take(order),
             "time": time.take(order),
-            **{
-                name: column([member(window, block, name) for block in blocks], pa.string())
-                for name in names
-            },
+            **{name: _member(window, sheets, name).cast(pa.string()).take(order) for name in MEMBERS},
         }
     )
-
-
-def _table(block: Block) -> pa.Array:
-    if block.relation is None:
-        return pa.array([message.prefix for message in block.messages], pa.string())
-    return pa.repeat(block.relation.name, len(block))
-
-
-def _rises(order: npt.NDArray[np.int32]) -> bool:
-    return bool((order[1:] > order[:-1]).all())
 
 
 def _texts(put: Gathered, bounds: I64, type: pa.DataType) -> pa.Array:
@@ -151,109 +150,109 @@ def _pick(put: Gathered, bounds: I64, rows: npt.NDArray[np.intp]) -> Lines:
 
 @dataclass(slots=True)
 class _Part:
-    """Rows of one layout."""
+    """A sheet and how its rows are put together."""
 
-    block: Block
-    layout: Layout
+    sheet: Sheet
+    layouts: list[Layout]
+    """Those that occur, with the same values in the same places; none for messages."""
+    which: I32
+    """Per row: index into `layouts`. One number for all rows if there is one layout."""
     new: int = 0
     old: int = 0
     text: int = 0
 
+    def head(self) -> I32:
+        """Per row, or one for all: its first text."""
+        return self.text + self.layouts[0].count * self.which
 
-def _assemble(
-    window: Window, blocks: Sequence[Block], what: tuple[str, ...]
-) -> tuple[Gathered, I64, npt.NDArray[np.intp] | None]:
-    """The JSON of all rows and where each begins; and, if they do not stand block after block, where
-    each row of the blocks is."""
-    parts, places = _parts(blocks, what)
+
+def _assemble(window: Window, sheets: Sequence[Sheet], what: tuple[str, ...]) -> tuple[Gathered, I64]:
+    """The JSON of all rows, sheet after sheet, and where each begins."""
+    parts = [_part(sheet, what) for sheet in sheets]
     transactions = window.transactions if what == LINE else None
     space = _space(window, parts, transactions)
     rewrite(space)
-    widths = [1 if part.block.messages else part.layout.width(what == LINE) for part in parts]
-    sizes = [len(part.block) * width for part, width in zip(parts, widths, strict=True)]
+    widths = [part.layouts[0].width(what == LINE) if part.layouts else 1 for part in parts]
+    sizes = [len(part.sheet) * width for part, width in zip(parts, widths, strict=True)]
     index = np.empty(sum(sizes), np.int32)
     starts: list[I64] = []
     end = 0
     for part, width, size in zip(parts, widths, sizes, strict=True):
-        mine = index[end : end + size].reshape(len(part.block), width)
+        mine = index[end : end + size].reshape(len(part.sheet), width)
         starts.append(np.arange(end, end + size, width))
         end += size
-        if part.block.messages:
-            mine[:, 0] = _messages(space, window, part.block, what)
-        else:
+        if part.layouts:
             _values(part, mine[:, HEAD:] if what == LINE else mine)
+        else:
+            mine[:, 0] = _messages(space, window, part.sheet, what)
     if transactions is not None:
-        heads = [
-            (part, start) for part, start in zip(parts, starts, strict=True) if not part.block.messages
-        ]
-        _heads(space, transactions, heads, index)
+        _heads(
+            space,
+            transactions,
+            [pair for pair in zip(parts, starts, strict=True) if pair[0].layouts],
+            index,
+        )
     put = space.put_together(index)
     bounds = put.relative[np.concatenate([*starts, np.array([end])])].astype(np.int64)
-    return put, bounds, places
+    return put, bounds
 
 
 def _space(window: Window, parts: list[_Part], transactions: Transactions | None) -> Space:
     """The space with all texts and tuples of the parts."""
-    values = sum(t.kinds.size for p in parts for t in (p.block.new, p.block.old) if t is not None)
-    others = sum(2 * len(part.block.messages) for part in parts)
+    values = sum(t.kinds.size for p in parts for t in (p.sheet.new, p.sheet.old) if t is not None)
+    others = sum(2 * len(part.sheet.messages) for part in parts)
     if transactions is not None:
         # Two stamps a transaction, and the digits of every seq: no more than one a row, and a few.
-        others += 4 * len(transactions.lsn) + _Sequences.most(sum(len(part.block) for part in parts))
-    texts = b"".join([part.layout.texts for part in parts])
-    lengths = np.concatenate([*(part.layout.lengths for part in parts), np.empty(0, np.int32)])
-    space = Space(window, texts, lengths, values, others)
+        others += 4 * len(transactions.lsn) + _Sequences.most(sum(len(part.sheet) for part in parts))
+    texts = b"".join([layout.texts for part in parts for layout in part.layouts])
+    lengths = b"".join([layout.lengths for part in parts for layout in part.layouts])
+    space = Space(window, texts, np.frombuffer(lengths, np.int32), values, others)
     text = space.text
     for part in parts:
-        block = part.block
-        part.text, text = text, text + len(part.layout.lengths)
-        if block.new is not None and block.relation is not None:
-            part.new = space.add_tuples(block.new, _layouts.codes(block.relation))
-        if block.old is not None and block.relation is not None:
-            part.old = space.add_tuples(block.old, _layouts.codes(block.relation))
+        if not part.layouts:
+            continue
+        part.text, text = text, text + len(part.layouts) * part.layouts[0].count
+        if part.sheet.new is not None:
+            part.new = space.add_tuples(part.sheet.new, _codes(part))
+        if part.sheet.old is not None:
+            part.old = space.add_tuples(part.sheet.old, _codes(part))
     return space
 
 
-def _parts(
-    blocks: Sequence[Block], what: tuple[str, ...]
-) -> tuple[list[_Part], npt.NDArray[np.intp] | None]:
-    """Blocks split by which columns are not known, for those are another layout; where each row of the
-    blocks then is, or None if nothing was split."""
-    parts: list[_Part] = []
-    rows: list[npt.NDArray[np.intp]] = []
-    first, split = 0, False
-    for block in blocks:
-        for chosen, unknown in _patterns(block):
-            part = block if chosen is None else block.select(chosen)
-            split |= chosen is not None
-            rows.append(first + (np.arange(len(block)) if chosen is None else chosen))
-            there = block.relation is not None and (what == LINE or what[0] in members(part, unknown))
-            layout = _layouts.find(part, unknown, what) if there else _ABSENT
-            parts.append(_Part(part, layout))
-        first += len(block)
-    if not split:
-        return parts, None
-    places = np.empty(first, np.intp)
-    places[np.concatenate(rows)] = np.arange(first)
-    return parts, places
+def _codes(part: _Part) -> npt.NDArray[np.uint16]:
+    """Per column, and per row where tables differ: what has to be done with its values."""
+    distinct = {layout.codes for layout in part.layouts}
+    found = np.frombuffer(b"".join([layout.codes for layout in part.layouts]), np.uint16)
+    by_column = found.reshape(len(part.layouts), -1).T
+    return by_column[:, :1] if len(distinct) == 1 else by_column[:, part.which]
 
 
-def _patterns(block: Block) -> list[tuple[npt.NDArray[np.intp] | None, tuple[int, ...]]]:
-    """Rows by which of their columns are not known: in practice one or two sets."""
-    if block.new is None or not (unknown := block.new.kinds == UNCHANGED).any():
-        return [(None, ())]
+def _part(sheet: Sheet, what: tuple[str, ...]) -> _Part:
+    """Which layout each row has: by its relation, and by which of its columns are not known."""
+    relations, which = sheet.relations, sheet.which
+    if not relations:
+        return _Part(sheet, [], which)
+    if sheet.new is None or not (unknown := sheet.new.kinds == UNCHANGED).any():
+        layouts = _layouts.find(Kind.of(sheet, (), what), relations)
+        return _Part(sheet, layouts, which if len(layouts) > 1 else np.zeros(1, np.int32))
+    patterns, pattern = _patterns(unknown)
+    kinds = [Kind.of(sheet, columns, what) for columns in patterns]
+    both = which * len(patterns) + pattern
+    present, which = np.unique(both, return_inverse=True)
+    layouts = [
+        _layouts.find(kinds[one % len(patterns)], [relations[one // len(patterns)]])[0]
+        for one in present.tolist()
+    ]
+    return _Part(sheet, layouts, which.astype(np.int32))
+
+
+def _patterns(unknown: Mask) -> tuple[list[tuple[int, ...]], npt.NDArray[np.intp]]:
+    """The sets of columns that are not known, in practice one or two, and which of them a row has."""
     columns = np.flatnonzero(unknown.any(axis=1))
     packed = np.packbits(unknown[columns], axis=0)
     keys = packed[0] if len(packed) == 1 else np.ascontiguousarray(packed.T).view(f"V{len(packed)}").ravel()
     _, sample, which = np.unique(keys, return_index=True, return_inverse=True)
-    found = [tuple(columns[unknown[columns, row]].tolist()) for row in sample.tolist()]
-    if len(found) == 1:
-        return [(None, found[0])]
-    return [(np.flatnonzero(which == number), pattern) for number, pattern in enumerate(found)]
-
-
-_ABSENT = Layout(
-    b"", np.zeros(5, np.int32), np.empty(0, np.int32), np.empty(0, np.int32), np.ones(1, np.int32)
-)
+    return [tuple(columns[unknown[columns, row]].tolist()) for row in sample.tolist()], which
 
 
 class _Sequences:
@@ -284,67 +283,67 @@ def _heads(
     for made in member_stamps(transactions):
         place = space.add(made.text.ravel()) + np.arange(len(made.start)) * made.width
         stamps.append(space.add_pairs(place + made.start, place + made.width))
-    seqs = _Sequences(np.concatenate([part.block.seq for part, _ in parts]))
+    seqs = _Sequences(np.concatenate([part.sheet.seq for part, _ in parts]))
     digits = space.add_run(seqs.digits.relative, space.add(seqs.digits.bytes))
     at = np.concatenate([start for _, start in parts])
-    of = np.concatenate([part.block.transaction for part, _ in parts])
-    index[at] = np.repeat([part.text for part, _ in parts], [len(part.block) for part, _ in parts])
+    of = np.concatenate([part.sheet.transaction for part, _ in parts])
+    index[at] = np.concatenate([np.broadcast_to(part.head(), len(part.sheet)) for part, _ in parts])
     index[at + 1] = stamps[0] + 2 * of
     index[at + 2] = digits + seqs.places
     index[at + 3] = stamps[1] + 2 * of
 
 
-def _values(part: _Part, out: npt.NDArray[np.int32]) -> None:
+def _values(part: _Part, out: I32) -> None:
     """The texts and values behind a line's head, as elements; one row of `out` each."""
-    block, layout = part.block, part.layout
-    rows, count = len(block), len(layout.column)
+    sheet, layout = part.sheet, part.layouts[0]
+    rows, count = len(sheet), len(layout.column)
     first = part.new + (part.old - part.new) * layout.source + 2 * rows * layout.column
     # Computed value by value, where rows lie side by side, and turned only when stored.
     out[:, 1::2] = (first[:, None] + np.arange(0, 2 * rows, 2, dtype=np.int32)).T
-    null = _null(block, layout)
-    if null is None:
-        out[:, 0::2] = part.text + layout.forms
-        return
-    form = np.zeros((count + 1, rows), np.uint8)
-    form[:-1] = null
-    form[1:] += null << 1
-    out[:, 0::2] = (form + (part.text + layout.forms)[:, None]).T
+    text = layout.forms[:, None] + part.head()
+    null = _null(sheet, layout)
+    if null is not None:
+        form = np.zeros((count + 1, rows), np.uint8)
+        form[:-1] = null
+        form[1:] += null << 1
+        text = text + form
+    out[:, 0::2] = text.T
 
 
-def _null(block: Block, layout: Layout) -> npt.NDArray[np.uint8] | None:
-    """Per value and row: 1 if it is NULL. None: no value of the block is."""
+def _null(sheet: Sheet, layout: Layout) -> npt.NDArray[np.uint8] | None:
+    """Per value and row: 1 if it is NULL. None: no value of the sheet is."""
     out: npt.NDArray[np.uint8] | None = None
-    for source, tuples in enumerate((block.new, block.old)):
+    for source, tuples in enumerate((sheet.new, sheet.old)):
         if tuples is None or not (null := tuples.kinds == NULL).any():
             continue
         mine = null[layout.column]
-        if block.new is not None and block.old is not None:
+        if sheet.new is not None and sheet.old is not None:
             mine &= (layout.source == source)[:, None]
         out = mine.view(np.uint8) if out is None else out | mine.view(np.uint8)
     return out
 
 
-def _messages(space: Space, window: Window, block: Block, what: tuple[str, ...]) -> npt.NDArray[np.int32]:
+def _messages(space: Space, window: Window, sheet: Sheet, what: tuple[str, ...]) -> I32:
     """Messages one by one: each is a text of its own, and they are few."""
     if what == LINE:
-        lsn = lsn_stamps(window.lsn(block), "")
-        time = times(window.time(block))
+        lsn = lsn_stamps(window.lsn(sheet), "")
+        time = times(window.time(sheet))
         texts = [
             _message(
                 message,
                 lsn.text[row, int(lsn.start[row]) :].tobytes().decode(),
-                int(block.seq[row]),
-                int(window.xid(block)[row]),
+                int(sheet.seq[row]),
+                int(window.xid(sheet)[row]),
                 time[row].tobytes().decode(),
             )
-            for row, message in enumerate(block.messages)
+            for row, message in enumerate(sheet.messages)
         ]
     else:
-        texts = [_content(message)[0] if what == ("after",) else "" for message in block.messages]
+        texts = [_content(message)[0] if what == ("after",) else "" for message in sheet.messages]
     found = Gathered(pa.array([text.encode() for text in texts], pa.binary()))
     place = space.add(found.bytes)
     first = space.add_pairs(place + found.relative[:-1], place + found.relative[1:])
-    return np.arange(first, first + 2 * len(block), 2, dtype=np.int32)
+    return np.arange(first, first + 2 * len(sheet), 2, dtype=np.int32)
 
 
 def _message(message: Message, lsn: str, seq: int, xid: int, time: str) -> str:

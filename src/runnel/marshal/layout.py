@@ -3,24 +3,30 @@
 A layout belongs to (relation, operation, columns of the old tuple, columns not known) and is made
 once. Its texts stand between the values; each has four forms, because a value that is NULL has no
 quotes: form 2 * (value before is NULL) + (value behind is NULL).
+
+What must hold: all layouts of a sheet have the same values in the same places, so that its rows are
+laid out together whatever their tables. A value that is not known is therefore among them: it is empty,
+and the texts around it are as if it was not there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ..changes.block import I32, Block, Op
+from ..changes.block import I32, Op, Sheet
 from ..changes.relation import Relation
 from ..postgres.types import Shape
 from .arrays import quote
-from .values import codes
+from .values import NOTHING, codes
 
 NEW, OLD = 0, 1
 HEAD = 4
 """Pieces of a line before its first member: op to lsn, the LSN, seq, xid and time."""
+MEMBERS = ("key", "before", "after", "unchanged")
 LINE = ("line",)
 """Whole change, its end of line included. Other layouts are members of it: "key", "before" …"""
 
@@ -29,12 +35,23 @@ LINE = ("line",)
 class Layout:
     texts: bytes
     """The head's text, then four forms of the text before each value and of the one behind the last."""
-    lengths: I32
+    lengths: bytes
+    """Of each text, 32 bits."""
     source: I32
     """Per value: NEW or OLD."""
     column: I32
-    forms: I32
-    """Per text between values: its first form, counted from the head's text."""
+    codes: bytes
+    """Per column of the relation, 16 bits: what has to be done with its values (see `values`)."""
+
+    @property
+    def forms(self) -> I32:
+        """Per text between values: its first form, counted from the head's text."""
+        return 1 + 4 * np.arange(len(self.column) + 1, dtype=np.int32)
+
+    @property
+    def count(self) -> int:
+        """Texts."""
+        return 1 + 4 * (len(self.column) + 1)
 
     def width(self, head: bool) -> int:
         """Pieces of a row."""
@@ -51,21 +68,30 @@ class _Value:
 class _Writer:
     """Collects what stands in the JSON, in order: texts and values."""
 
-    def __init__(self, relation: Relation | None) -> None:
+    def __init__(self, relation: Relation, unknown: tuple[int, ...]) -> None:
         self.relation = relation
+        self.unknown = unknown
         self.items: list[str | _Value] = []
 
     def text(self, text: str) -> None:
         self.items.append(text)
 
-    def object(self, source: int, columns: tuple[int, ...]) -> None:
-        assert self.relation is not None  # noqa: S101 - only rows have objects
-        self.text("{")
-        for number, column in enumerate(columns):
+    def object(
+        self, label: str, source: int, columns: tuple[int, ...], *, unless_empty: bool = False
+    ) -> None:
+        """`label` stands before it."""
+        known = {column for column in columns if source == OLD or column not in self.unknown}
+        opening = label + "{"
+        for column in columns:
             of = self.relation.columns[column]
-            self.text(("," if number else "") + quote(of.name) + ":")
-            self.items.append(_Value(source, column, of.type.shape is Shape.TEXT))
-        self.text("}")
+            if column in known:
+                self.text(opening + quote(of.name) + ":")
+                opening = ","
+            self.items.append(_Value(source, column, column in known and of.type.shape is Shape.TEXT))
+        if known:
+            self.text("}")
+        elif not unless_empty:
+            self.text(opening + "}")
 
     def finish(self, head: str) -> Layout:
         between = [""]
@@ -87,94 +113,82 @@ class _Writer:
                     close + text + (start if not form & 1 else "null" if behind is not None else "")
                 )
         encoded = [text.encode() for text in texts]
+        todo = codes(self.relation)
+        todo[np.isin(np.arange(len(todo)), [value.column for value in values], invert=True)] = NOTHING
         return Layout(
             b"".join(encoded),
-            np.array([len(text) for text in encoded], np.int32),
+            np.array([len(text) for text in encoded], np.int32).tobytes(),
             np.array([value.source for value in values], np.int32),
             np.array([value.column for value in values], np.int32),
-            1 + 4 * np.arange(len(between), dtype=np.int32),
+            todo.tobytes(),
         )
 
 
-def members(block: Block, unknown: tuple[int, ...]) -> tuple[str, ...]:
-    """Which of key, before, after and unchanged a change of this block has."""
-    key = [column for column in block.key()[1] if column not in unknown]
-    has = {
-        "key": bool(key),
-        "before": block.old is not None,
-        "after": block.new is not None,
-        "unchanged": bool(unknown),
-    }
-    return tuple(name for name, there in has.items() if there)
+class Kind(NamedTuple):
+    """All that a layout depends on but the relation."""
+
+    op: Op
+    key: tuple[int, ...]
+    """Columns, and so `before` and `after`; None: the change has none."""
+    before: tuple[int, ...] | None
+    after: tuple[int, ...] | None
+    unknown: tuple[int, ...]
+    """Columns that the new row has and the WAL does not tell."""
+    what: tuple[str, ...]
+    """LINE, or one member."""
+
+    @classmethod
+    def of(cls, sheet: Sheet, unknown: tuple[int, ...], what: tuple[str, ...]) -> Kind:
+        before, after = (None if tuples is None else tuples.present for tuples in (sheet.old, sheet.new))
+        return cls(sheet.op, sheet.key(), before, after, unknown, what)
 
 
-def make(block: Block, unknown: tuple[int, ...], what: tuple[str, ...]) -> Layout:
-    """The layout of `what`: LINE, or one member that the block has."""
-    writer = _Writer(block.relation)
-    if what != LINE:
-        _member(writer, block, unknown, what[0])
+def make(relation: Relation, kind: Kind) -> Layout:
+    """A member that a change does not have is empty."""
+    writer = _Writer(relation, kind.unknown)
+    if kind.what != LINE:
+        _member(writer, kind, kind.what[0], "")
         return writer.finish("")
-    for name in members(block, unknown):
-        writer.text(f',"{name}":')
-        _member(writer, block, unknown, name)
+    for name in MEMBERS:
+        _member(writer, kind, name, f',"{name}":')
     writer.text("}\n")
-    return writer.finish(_head(block.op, block.relation))
-
-
-def _head(op: Op, relation: Relation | None) -> str:
-    if relation is None:
-        return f'{{"op":"{op.value}","lsn":"'
     names = f'"schema":{quote(relation.schema)},"table":{quote(relation.name)}'
-    return f'{{"op":"{op.value}",{names},"lsn":"'
+    return writer.finish(f'{{"op":"{kind.op.value}",{names},"lsn":"')
 
 
-def _member(writer: _Writer, block: Block, unknown: tuple[int, ...], name: str) -> None:
-    new, old, relation = block.new, block.old, block.relation
-    source = NEW if new is not None else OLD
-    if name == "key":
-        writer.object(source, tuple(column for column in block.key()[1] if column not in unknown))
-    elif name == "before" and old is not None:
-        writer.object(OLD, old.present)
-    elif name == "after" and new is not None:
-        writer.object(NEW, tuple(column for column in new.present if column not in unknown))
-    elif name == "unchanged" and relation is not None:
-        writer.text("[" + ",".join(quote(relation.columns[column].name) for column in unknown) + "]")
+def _member(writer: _Writer, kind: Kind, name: str, label: str) -> None:
+    if name == "key" and kind.key:
+        writer.object(label, OLD if kind.after is None else NEW, kind.key, unless_empty=True)
+    elif name == "before" and kind.before is not None:
+        writer.object(label, OLD, kind.before)
+    elif name == "after" and kind.after is not None:
+        writer.object(label, NEW, kind.after)
+    elif name == "unchanged" and kind.unknown:
+        names = ",".join(quote(writer.relation.columns[column].name) for column in kind.unknown)
+        writer.text(f"{label}[{names}]")
 
 
 class Layouts:
-    """Layouts made so far. Relations come anew with every chunk: found by identity, else by value."""
+    """Layouts made so far. A relation is mostly the same object in every chunk: found by identity, else
+    by value."""
 
-    _LIMIT = 4096
+    _LIMIT = 1 << 14
 
     def __init__(self) -> None:
-        self._same: dict[int, tuple[Relation, int]] = {}
-        self._number: dict[Relation, int] = {}
-        self._codes: dict[int, npt.NDArray[np.uint16]] = {}
-        self._made: dict[tuple[object, ...], Layout] = {}
+        self._made: dict[Kind, dict[int, Layout]] = {}
+        self._same: dict[Relation, Relation] = {}
+        self._alive: list[Relation] = []
+        """All that can be found by identity: while they live, nothing else can have it."""
 
-    def find(self, block: Block, unknown: tuple[int, ...], what: tuple[str, ...]) -> Layout:
-        relation = block.relation
-        number = -1 if relation is None else self.number(relation)
-        old = None if block.old is None else block.old.present
-        key = (number, block.op, block.new is None, old, unknown, what)
-        layout = self._made.get(key)
-        if layout is None:
-            layout = self._made[key] = make(block, unknown, what)
-        return layout
-
-    def codes(self, relation: Relation) -> npt.NDArray[np.uint16]:
-        number = self.number(relation)
-        found = self._codes.get(number)
-        if found is None:
-            found = self._codes[number] = codes(relation)
-        return found
-
-    def number(self, relation: Relation) -> int:
-        known = self._same.get(id(relation))
-        if known is not None and known[0] is relation:
-            return known[1]
-        if len(self._same) > self._LIMIT or len(self._made) > self._LIMIT:
+    def find(self, kind: Kind, relations: Iterable[Relation]) -> list[Layout]:
+        if len(self._alive) > self._LIMIT:
             self.__init__()  # type: ignore[misc]
-        number = self._number.setdefault(relation, len(self._number))
-        self._same[id(relation)] = (relation, number)
-        return number
+        made = self._made.setdefault(kind, {})
+        return [made.get(id(relation)) or self._make(kind, made, relation) for relation in relations]
+
+    def _make(self, kind: Kind, made: dict[int, Layout], relation: Relation) -> Layout:
+        self._alive.append(relation)
+        same = self._same.setdefault(relation, relation)
+        layout = made.get(id(same)) or make(same, kind)
+        made[id(same)] = made[id(relation)] = layout
+        return layout

@@ -64,12 +64,12 @@ class Space:
         return place
 
     def add_tuples(self, tuples: Tuples, codes: npt.NDArray[np.uint16]) -> int:
-        """First element: value of column k, row r is element first + 2 * (k * rows + r). Tuples come
-        before anything else."""
+        """First element: value of column k, row r is element first + 2 * (k * rows + r). `codes`: per
+        column, and row or one for all. Tuples come before anything else."""
         first, count = self._used, tuples.places.size
         self.offsets[first : first + count].reshape(tuples.places.shape)[...] = tuples.places
         known = (first - self.values) // 2
-        self.codes[known : known + count // 2].reshape(tuples.kinds.shape)[...] = codes[:, None]
+        self.codes[known : known + count // 2].reshape(tuples.kinds.shape)[...] = codes
         self._used += count
         return first
 

@@ -86,14 +86,11 @@ def _old_keys(window: Window, block: Block) -> list[str | None] | None:
 
 
 def _without(window: Window, taken: list[_Row]) -> Window:
-    gone: dict[int, list[int]] = {}
-    for row in taken:
-        gone.setdefault(row.block, []).append(row.row)
-    blocks = []
-    for at, block in enumerate(window.blocks):
-        kept = np.setdiff1d(np.arange(len(block)), gone.get(at, []))
+    left = np.delete(np.arange(window.changes), [row.order for row in taken])
+    sheets = []
+    for sheet in window.sheets:
+        place = np.searchsorted(left, sheet.order)
+        kept = np.flatnonzero(np.isin(sheet.order, left))
         if len(kept):
-            blocks.append(block.select(kept) if at in gone else block)
-    left = np.sort(np.concatenate([block.order for block in blocks])) if blocks else np.empty(0, np.int32)
-    blocks = [replace(block, order=np.searchsorted(left, block.order).astype(np.int32)) for block in blocks]
-    return replace(window, changes=len(left), blocks=blocks)
+            sheets.append(replace(sheet.select(kept), order=place[kept].astype(np.int32)))
+    return replace(window, changes=len(left), sheets=sheets)
