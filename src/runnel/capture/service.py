@@ -16,8 +16,9 @@ import psycopg
 
 from .. import events
 from ..config import Config
-from ..errors import Kind, Refused, RunnelError, Transient
+from ..errors import Kind, RunnelError, Transient
 from ..log import open_log
+from ..progress.owners import AlreadyRunning
 from ..progress.state import CAPTURE, State
 from .session import Session
 
@@ -62,7 +63,7 @@ def run(config: Config, stop: threading.Event) -> None:
 
 
 def _classify(error: Exception, *, ghost: bool) -> RunnelError:
-    if isinstance(error, Refused) and ghost and "is running" in str(error):
+    if isinstance(error, AlreadyRunning) and ghost:
         return Transient(error.message, hint=error.hint)
     if isinstance(error, RunnelError):
         return error

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from weakref import WeakKeyDictionary
 
+from ..errors import Refused
 from ..postgres.connect import Connection
 
 OWNER_VARIABLE = "RUNNEL_OWNER"
@@ -25,6 +26,10 @@ _TOKEN = secrets.token_hex(3)
 def identity() -> str:
     """Names this process, or the supervisor it belongs to, in pg_stat_activity; nobody else has it."""
     return os.environ.get(OWNER_VARIABLE) or f"runnel {os.getpid()}@{socket.gethostname()[:40]} {_TOKEN}"
+
+
+class AlreadyRunning(Refused):
+    """Another process owns it and lives."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from ..postgres.connect import Connection, connect
 from ..postgres.lsn import Lsn
 from . import letters, owners, pipelines, schema
 from .letters import Letter, Rejected
-from .owners import Owner
+from .owners import AlreadyRunning, Owner
 from .position import VERSION, Position
 from .records import PipelineRow, Subscription
 
@@ -221,7 +221,7 @@ class State:
             if may_banish:
                 may_banish = not owners.banish_ghost(self.connection, owner)
             if time.monotonic() > deadline:
-                raise Refused(
+                raise AlreadyRunning(
                     f"{label} is running already: {owner}",
                     hint="stop the other one, or wait until it ends; if its machine is gone: "
                     f"SELECT pg_terminate_backend({owner.pid})",

@@ -31,6 +31,7 @@ from ..events import emit
 from ..failpoints import failpoint
 from ..log import open_log
 from ..postgres.lsn import Lsn
+from ..progress.owners import AlreadyRunning
 from ..progress.position import Position
 from ..progress.state import State
 from ..sinks.api import Batch, Plan, Reject, Sink
@@ -342,7 +343,7 @@ class Pipeline:
             self._state = State.connect(self._config.state_url, self._config.source.name)
         try:
             position = self._state.claim_pipeline(self.name)
-        except Refused as error:
+        except AlreadyRunning as error:
             since = self._lost_owner_at
             if since is not None and time.monotonic() - since < LOST_OWNER_PATIENCE:
                 raise Transient(error.message, hint=error.hint) from error
@@ -381,8 +382,7 @@ class Pipeline:
     def _fail(self, error: RunnelError) -> Outcome:
         self.error = error
         self._tell("failed", error)
-        self._forget_state()
-        return Outcome.FAILED
+        return Outcome.FAILED  # still its owner: `status` says failed as long as this driver lives
 
     def _tell(self, state: str, error: RunnelError | None = None) -> None:
         """To the supervisor, and to the state for `status` (if it can be reached)."""
