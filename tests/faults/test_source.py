@@ -64,9 +64,9 @@ def test_cut_connections_are_made_again(prepared: Prepared, pg: Database) -> Non
         (
             "select pg_drop_replication_slot({slot});"
             "select pg_create_logical_replication_slot({slot}, 'pgoutput')",
-            "slot",
+            "gone",
         ),
-        ("select pg_replication_slot_advance({slot}, pg_current_wal_insert_lsn())", "advanced"),
+        ("select pg_replication_slot_advance({slot}, pg_current_wal_insert_lsn())", "gone"),
     ],
     ids=["dropped", "recreated", "advanced by somebody else"],
 )

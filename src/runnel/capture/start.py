@@ -139,20 +139,20 @@ def check_position(
         lost = log.first is None and position.lsn < confirmed
         if lost and not _quiet(subscription, position.lsn, confirmed):
             raise Refused(
-                f"pipeline {pipeline!r} is at {position.lsn}, but the log is empty and the slot begins at"
-                f" {confirmed}: the changes between are gone",
+                f"pipeline {pipeline!r} is at {position.lsn}, but the log is empty and slot"
+                f" {subscription.slot!r} begins at {confirmed}: the changes between are gone",
                 hint=f"restore the log, or import again: runnel remove {pipeline} && runnel init",
             )
         return
     if position.lsn < confirmed:
         raise Refused(
-            f"pipeline {pipeline!r} is at {position.lsn}, but the log begins at {log.first} and the slot at"
-            f" {confirmed}: was its target restored from a backup?",
+            f"pipeline {pipeline!r} is at {position.lsn}, but the log begins at {log.first} and slot"
+            f" {subscription.slot!r} at {confirmed}: was its target restored from a backup?",
             hint=f"import again: runnel remove {pipeline}, empty the target, runnel init",
         )
     raise Refused(
         f"pipeline {pipeline!r} is at {position.lsn}, before the log's begin {log.first};"
-        f" the slot still has everything from {confirmed}",
+        f" slot {subscription.slot!r} still has everything from {confirmed}",
         hint=f"move {log.path} away: capture fills a new one from the slot",
     )
 
