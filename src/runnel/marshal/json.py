@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from ..changes.block import I32, I64, NULL, UNCHANGED, Block, Mask, Message, Op, Sheet, Transactions, Window
 from .arrays import quote
-from .layout import HEAD, LINE, MEMBERS, Kind, Layout, Layouts
+from .layout import HEAD, LINE, MEMBERS, Body, Kind, Layouts
 from .space import Gathered, Space
 from .stamps import lsn_stamps, member_stamps, times
 from .values import rewrite
@@ -107,7 +107,7 @@ def changes(window: Window) -> pa.RecordBatch:
     of = np.concatenate([np.empty(0, np.int32), *(sheet.transaction for sheet in sheets)])
     stamps = lsn_stamps(transactions.lsn, "")
     width = np.arange(len(stamps.start)) * stamps.width
-    space = Space(window, b"", np.empty(0, np.int32), 0, 2 * len(stamps.start))
+    space = Space(window, (), np.empty(0, np.int32), 0, 2 * len(stamps.start))
     place = space.add(stamps.text.ravel())
     first = space.add_pairs(place + width + stamps.start, place + width + stamps.width)
     lsn = space.put_together(first + 2 * of).array.cast(pa.string())
@@ -153,17 +153,31 @@ class _Part:
     """A sheet and how its rows are put together."""
 
     sheet: Sheet
-    layouts: list[Layout]
+    heads: list[bytes]
+    bodies: list[Body]
     """Those that occur, with the same values in the same places; none for messages."""
-    which: I32
-    """Per row: index into `layouts`. One number for all rows if there is one layout."""
+    head: I32
+    """Per row: index into `heads`. One number for all rows if there is one head."""
+    body: I32
+    """The same for `bodies`."""
     new: int = 0
     old: int = 0
     text: int = 0
 
-    def head(self) -> I32:
-        """Per row, or one for all: its first text."""
-        return self.text + self.layouts[0].count * self.which
+    def head_texts(self) -> I32:
+        """Per row, or one for all: the element of its head."""
+        return self.text + self.head
+
+    def body_texts(self) -> I32:
+        """The same for the first text of its body."""
+        return self.text + len(self.heads) + self.bodies[0].count * self.body
+
+    def codes(self) -> npt.NDArray[np.uint16]:
+        """Per column, and per row where tables differ: what has to be done with its values."""
+        distinct = {body.codes for body in self.bodies}
+        found = np.frombuffer(b"".join([body.codes for body in self.bodies]), np.uint16)
+        by_column = found.reshape(len(self.bodies), -1).T
+        return by_column[:, :1] if len(distinct) == 1 else by_column[:, self.body]
 
 
 def _assemble(window: Window, sheets: Sequence[Sheet], what: tuple[str, ...]) -> tuple[Gathered, I64]:
@@ -172,7 +186,7 @@ def _assemble(window: Window, sheets: Sequence[Sheet], what: tuple[str, ...]) ->
     transactions = window.transactions if what == LINE else None
     space = _space(window, parts, transactions)
     rewrite(space)
-    widths = [part.layouts[0].width(what == LINE) if part.layouts else 1 for part in parts]
+    widths = [part.bodies[0].width(what == LINE) if part.bodies else 1 for part in parts]
     sizes = [len(part.sheet) * width for part, width in zip(parts, widths, strict=True)]
     index = np.empty(sum(sizes), np.int32)
     starts: list[I64] = []
@@ -181,7 +195,7 @@ def _assemble(window: Window, sheets: Sequence[Sheet], what: tuple[str, ...]) ->
         mine = index[end : end + size].reshape(len(part.sheet), width)
         starts.append(np.arange(end, end + size, width))
         end += size
-        if part.layouts:
+        if part.bodies:
             _values(part, mine[:, HEAD:] if what == LINE else mine)
         else:
             mine[:, 0] = _messages(space, window, part.sheet, what)
@@ -189,7 +203,7 @@ def _assemble(window: Window, sheets: Sequence[Sheet], what: tuple[str, ...]) ->
         _heads(
             space,
             transactions,
-            [pair for pair in zip(parts, starts, strict=True) if pair[0].layouts],
+            [pair for pair in zip(parts, starts, strict=True) if pair[0].bodies],
             index,
         )
     put = space.put_together(index)
@@ -204,46 +218,47 @@ def _space(window: Window, parts: list[_Part], transactions: Transactions | None
     if transactions is not None:
         # Two stamps a transaction, and the digits of every seq: no more than one a row, and a few.
         others += 4 * len(transactions.lsn) + _Sequences.most(sum(len(part.sheet) for part in parts))
-    texts = b"".join([layout.texts for part in parts for layout in part.layouts])
-    lengths = b"".join([layout.lengths for part in parts for layout in part.layouts])
-    space = Space(window, texts, np.frombuffer(lengths, np.int32), values, others)
-    text = space.text
+    texts: list[bytes] = []
+    lengths: list[bytes] = []
+    text = Space.TEXT
     for part in parts:
-        if not part.layouts:
-            continue
-        part.text, text = text, text + len(part.layouts) * part.layouts[0].count
+        texts += part.heads
+        texts += [body.texts for body in part.bodies]
+        lengths.append(np.array([len(head) for head in part.heads], np.int32).tobytes())
+        lengths += [body.lengths for body in part.bodies]
+        part.text, text = text, text + len(part.heads) + sum(body.count for body in part.bodies)
+    space = Space(window, texts, np.frombuffer(b"".join(lengths), np.int32), values, others)
+    for part in parts:
         if part.sheet.new is not None:
-            part.new = space.add_tuples(part.sheet.new, _codes(part))
+            part.new = space.add_tuples(part.sheet.new, part.codes())
         if part.sheet.old is not None:
-            part.old = space.add_tuples(part.sheet.old, _codes(part))
+            part.old = space.add_tuples(part.sheet.old, part.codes())
     return space
-
-
-def _codes(part: _Part) -> npt.NDArray[np.uint16]:
-    """Per column, and per row where tables differ: what has to be done with its values."""
-    distinct = {layout.codes for layout in part.layouts}
-    found = np.frombuffer(b"".join([layout.codes for layout in part.layouts]), np.uint16)
-    by_column = found.reshape(len(part.layouts), -1).T
-    return by_column[:, :1] if len(distinct) == 1 else by_column[:, part.which]
 
 
 def _part(sheet: Sheet, what: tuple[str, ...]) -> _Part:
     """Which layout each row has: by its relation, and by which of its columns are not known."""
     relations, which = sheet.relations, sheet.which
     if not relations:
-        return _Part(sheet, [], which)
+        return _Part(sheet, [], [], which, which)
     if sheet.new is None or not (unknown := sheet.new.kinds == UNCHANGED).any():
         layouts = _layouts.find(Kind.of(sheet, (), what), relations)
-        return _Part(sheet, layouts, which if len(layouts) > 1 else np.zeros(1, np.int32))
-    patterns, pattern = _patterns(unknown)
-    kinds = [Kind.of(sheet, columns, what) for columns in patterns]
-    both = which * len(patterns) + pattern
-    present, which = np.unique(both, return_inverse=True)
-    layouts = [
-        _layouts.find(kinds[one % len(patterns)], [relations[one // len(patterns)]])[0]
-        for one in present.tolist()
-    ]
-    return _Part(sheet, layouts, which.astype(np.int32))
+    else:
+        patterns, pattern = _patterns(unknown)
+        present, place = np.unique(pattern * len(relations) + which, return_inverse=True)
+        which = place.astype(np.int32)
+        layouts = []
+        for number, columns in enumerate(patterns):
+            mine = present[present // len(relations) == number] % len(relations)
+            found = [relations[one] for one in mine.tolist()]
+            layouts += _layouts.find(Kind.of(sheet, columns, what), found)
+    bodies = {body: place for place, body in enumerate(dict.fromkeys([one.body for one in layouts]))}
+    head = body = np.zeros(1, np.int32)
+    if len(layouts) > 1:
+        head = which
+    if len(bodies) > 1:
+        body = np.array([bodies[layout.body] for layout in layouts], np.int32)[which]
+    return _Part(sheet, [layout.head for layout in layouts], list(bodies), head, body)
 
 
 def _patterns(unknown: Mask) -> tuple[list[tuple[int, ...]], npt.NDArray[np.intp]]:
@@ -287,7 +302,7 @@ def _heads(
     digits = space.add_run(seqs.digits.relative, space.add(seqs.digits.bytes))
     at = np.concatenate([start for _, start in parts])
     of = np.concatenate([part.sheet.transaction for part, _ in parts])
-    index[at] = np.concatenate([np.broadcast_to(part.head(), len(part.sheet)) for part, _ in parts])
+    index[at] = np.concatenate([np.broadcast_to(part.head_texts(), len(part.sheet)) for part, _ in parts])
     index[at + 1] = stamps[0] + 2 * of
     index[at + 2] = digits + seqs.places
     index[at + 3] = stamps[1] + 2 * of
@@ -295,13 +310,13 @@ def _heads(
 
 def _values(part: _Part, out: I32) -> None:
     """The texts and values behind a line's head, as elements; one row of `out` each."""
-    sheet, layout = part.sheet, part.layouts[0]
-    rows, count = len(sheet), len(layout.column)
-    first = part.new + (part.old - part.new) * layout.source + 2 * rows * layout.column
+    sheet, body = part.sheet, part.bodies[0]
+    rows, count = len(sheet), len(body.column)
+    first = part.new + (part.old - part.new) * body.source + 2 * rows * body.column
     # Computed value by value, where rows lie side by side, and turned only when stored.
     out[:, 1::2] = (first[:, None] + np.arange(0, 2 * rows, 2, dtype=np.int32)).T
-    text = layout.forms[:, None] + part.head()
-    null = _null(sheet, layout)
+    text = body.forms[:, None] + part.body_texts()
+    null = _null(sheet, body)
     if null is not None:
         form = np.zeros((count + 1, rows), np.uint8)
         form[:-1] = null
@@ -310,15 +325,15 @@ def _values(part: _Part, out: I32) -> None:
     out[:, 0::2] = text.T
 
 
-def _null(sheet: Sheet, layout: Layout) -> npt.NDArray[np.uint8] | None:
+def _null(sheet: Sheet, body: Body) -> npt.NDArray[np.uint8] | None:
     """Per value and row: 1 if it is NULL. None: no value of the sheet is."""
     out: npt.NDArray[np.uint8] | None = None
     for source, tuples in enumerate((sheet.new, sheet.old)):
         if tuples is None or not (null := tuples.kinds == NULL).any():
             continue
-        mine = null[layout.column]
+        mine = null[body.column]
         if sheet.new is not None and sheet.old is not None:
-            mine &= (layout.source == source)[:, None]
+            mine &= (body.source == source)[:, None]
         out = mine.view(np.uint8) if out is None else out | mine.view(np.uint8)
     return out
 

@@ -1,10 +1,11 @@
 """How the JSON of one kind of change is put together: fixed texts, and values between them.
 
 A layout belongs to (relation, operation, columns of the old tuple, columns not known) and is made
-once. Its texts stand between the values; each has four forms, because a value that is NULL has no
-quotes: form 2 * (value before is NULL) + (value behind is NULL).
+once: a head, and a body that tables with the same columns share. The body's texts stand between the
+values; each has four forms, because a value that is NULL has no quotes: form
+2 * (value before is NULL) + (value behind is NULL).
 
-What must hold: all layouts of a sheet have the same values in the same places, so that its rows are
+What must hold: all bodies of a sheet have the same values in the same places, so that its rows are
 laid out together whatever their tables. A value that is not known is therefore among them: it is empty,
 and the texts around it are as if it was not there.
 """
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..changes.block import I32, Op, Sheet
-from ..changes.relation import Relation
+from ..changes.relation import Column, Relation
 from ..postgres.types import Shape
 from .arrays import quote
 from .values import NOTHING, codes
@@ -31,10 +32,12 @@ LINE = ("line",)
 """Whole change, its end of line included. Other layouts are members of it: "key", "before" …"""
 
 
-@dataclass(slots=True)
-class Layout:
+@dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    """What stands behind a line's head. Tables with the same columns share one."""
+
     texts: bytes
-    """The head's text, then four forms of the text before each value and of the one behind the last."""
+    """Four forms of the text before each value and of the one behind the last."""
     lengths: bytes
     """Of each text, 32 bits."""
     source: I32
@@ -45,17 +48,23 @@ class Layout:
 
     @property
     def forms(self) -> I32:
-        """Per text between values: its first form, counted from the head's text."""
-        return 1 + 4 * np.arange(len(self.column) + 1, dtype=np.int32)
+        """Per text: its first form."""
+        return 4 * np.arange(len(self.column) + 1, dtype=np.int32)
 
     @property
     def count(self) -> int:
-        """Texts."""
-        return 1 + 4 * (len(self.column) + 1)
+        """Texts, in all their forms."""
+        return 4 * (len(self.column) + 1)
 
     def width(self, head: bool) -> int:
         """Pieces of a row."""
         return 2 * len(self.column) + 1 + (HEAD if head else 0)
+
+
+class Layout(NamedTuple):
+    head: bytes
+    """A line's first text: operation and table."""
+    body: Body
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ class _Writer:
         elif not unless_empty:
             self.text(opening + "}")
 
-    def finish(self, head: str) -> Layout:
+    def finish(self) -> Body:
         between = [""]
         values: list[_Value] = []
         for item in self.items:
@@ -102,7 +111,7 @@ class _Writer:
             else:
                 values.append(item)
                 between.append("")
-        texts = [head]
+        texts = []
         for number, text in enumerate(between):
             before = values[number - 1] if number else None
             behind = values[number] if number < len(values) else None
@@ -115,7 +124,7 @@ class _Writer:
         encoded = [text.encode() for text in texts]
         todo = codes(self.relation)
         todo[np.isin(np.arange(len(todo)), [value.column for value in values], invert=True)] = NOTHING
-        return Layout(
+        return Body(
             b"".join(encoded),
             np.array([len(text) for text in encoded], np.int32).tobytes(),
             np.array([value.source for value in values], np.int32),
@@ -143,17 +152,23 @@ class Kind(NamedTuple):
         return cls(sheet.op, sheet.key(), before, after, unknown, what)
 
 
-def make(relation: Relation, kind: Kind) -> Layout:
+def _head(relation: Relation, kind: Kind) -> bytes:
+    if kind.what != LINE:
+        return b""
+    names = f'"schema":{quote(relation.schema)},"table":{quote(relation.name)}'
+    return f'{{"op":"{kind.op.value}",{names},"lsn":"'.encode()
+
+
+def _body(relation: Relation, kind: Kind) -> Body:
     """A member that a change does not have is empty."""
     writer = _Writer(relation, kind.unknown)
     if kind.what != LINE:
         _member(writer, kind, kind.what[0], "")
-        return writer.finish("")
+        return writer.finish()
     for name in MEMBERS:
         _member(writer, kind, name, f',"{name}":')
     writer.text("}\n")
-    names = f'"schema":{quote(relation.schema)},"table":{quote(relation.name)}'
-    return writer.finish(f'{{"op":"{kind.op.value}",{names},"lsn":"')
+    return writer.finish()
 
 
 def _member(writer: _Writer, kind: Kind, name: str, label: str) -> None:
@@ -177,6 +192,7 @@ class Layouts:
     def __init__(self) -> None:
         self._made: dict[Kind, dict[int, Layout]] = {}
         self._same: dict[Relation, Relation] = {}
+        self._bodies: dict[tuple[Kind, tuple[Column, ...]], Body] = {}
         self._alive: list[Relation] = []
         """All that can be found by identity: while they live, nothing else can have it."""
 
@@ -189,6 +205,10 @@ class Layouts:
     def _make(self, kind: Kind, made: dict[int, Layout], relation: Relation) -> Layout:
         self._alive.append(relation)
         same = self._same.setdefault(relation, relation)
-        layout = made.get(id(same)) or make(same, kind)
+        layout = made.get(id(same))
+        if layout is None:
+            body = self._bodies.get((kind, same.columns)) or _body(same, kind)
+            self._bodies[kind, same.columns] = body
+            layout = Layout(_head(same, kind), body)
         made[id(same)] = made[id(relation)] = layout
         return layout

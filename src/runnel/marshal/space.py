@@ -10,6 +10,7 @@ no other index.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,17 +26,25 @@ _LARGE = 1 << 27
 
 
 class Space:
+    TEXT = 1
+    """Element of the first fixed text; the others follow."""
+
     def __init__(
-        self, window: Window, texts: bytes, lengths: npt.NDArray[np.int32], values: int, others: int
+        self,
+        window: Window,
+        texts: Sequence[bytes],
+        lengths: npt.NDArray[np.int32],
+        values: int,
+        others: int,
     ) -> None:
         """Room for so many values and other offsets behind those of the fixed texts."""
         self.window = window
         self.begin, self.end = window.used
-        large = self.end + len(texts) >= _LARGE
+        constants = "".join(CONSTANTS).encode()
+        self.texts = np.frombuffer(b"".join([constants, *texts]), np.uint8)
+        large = self.end + len(self.texts) >= _LARGE
         self._type = pa.large_binary() if large else pa.binary()
         dtype: Any = np.int64 if large else np.int32
-        constants = "".join(CONSTANTS).encode()
-        self.texts = np.frombuffer(constants + texts, np.uint8)
         self._added: list[U8] = []
         self._next = self.end
         in_front = len(self.texts) <= self.begin and window.buffer.flags.writeable
@@ -47,8 +56,6 @@ class Space:
         self._used = len(lengths) + 2
         np.cumsum(lengths, out=self.offsets[2 : self._used])
         self.offsets[1 : self._used] += place + len(constants)
-        self.text = 1
-        """Element of the first fixed text; the others follow."""
         self.values = self._used
         """Element of the first value; each second one is another."""
         self.codes: npt.NDArray[np.uint16] = np.empty(values, np.uint16)
