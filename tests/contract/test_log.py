@@ -5,6 +5,7 @@ A new store is added to `STORES`; nothing else here changes.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -472,3 +473,25 @@ def test_a_full_disk_is_a_transient_error_that_names_the_path(place: Path) -> No
     spool.fd = keep
     log.append([waiting])  # space was made: the same call again
     assert contents(local(place), 1) == [b"a", b"b"]
+
+
+def test_bytes_of_a_write_that_failed_half_way_are_not_in_the_chunk(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened()
+    part = filled(log, header(100, 200), [frame(b"Ba"), frame(b"Cb")])
+    pwrite, room = os.pwrite, [60_000]
+
+    def nearly_full(fd: int, data: memoryview, offset: int) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = pwrite(fd, data[: room[0]], offset)
+        room[0] -= written
+        return written
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "pwrite", nearly_full)
+        with pytest.raises(RunnelError, match="no space left"):
+            part.writer.write(b"x" * 90_000, np.array([90_000], dtype=np.int64))
+    log.append([part])
+    assert contents(opened(), 100) == [b"Ba", b"Cb"]

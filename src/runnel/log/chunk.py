@@ -170,7 +170,10 @@ class FileChunkWriter:
         lengths = np.concatenate(self._lengths).tobytes() if self._lengths else b""
         trailer = encode_trailer(header, lengths, self.frames, self.size)
         self.spool.write_at(len(MAGIC) + self.size, trailer)
-        self._finished = header, len(MAGIC) + self.size + len(trailer)
+        size = len(MAGIC) + self.size + len(trailer)
+        # A write that failed half way may have left bytes behind the frames that count.
+        self.spool.truncate(size)
+        self._finished = header, size
         return self._finished
 
     def discard(self) -> None:

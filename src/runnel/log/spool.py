@@ -35,6 +35,12 @@ class Spool:
         except OSError as error:
             raise storage_error(self.path, "writing", error) from error
 
+    def truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self.fd, size)
+        except OSError as error:
+            raise storage_error(self.path, "writing", error) from error
+
     @property
     def closed(self) -> bool:
         return self.fd < 0
