@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 import pgoutput as pg
-from capturing import Change, MemoryLog, changes, cutter
+from capturing import Change, MemoryLog, MemoryWriter, changes, cutter
 from runnel.capture.protocol import split
 from runnel.errors import Refused, Transient
+from runnel.postgres.lsn import Lsn
 
 
 def feed(target, *messages: bytes, now: float = 0.0) -> None:
@@ -403,3 +406,31 @@ def test_keepalives_are_told_apart_from_data() -> None:
     )
     assert bytes(frames.kind) == b"BC"
     assert [(k.wal_end, k.reply) for k in alive] == [(500, True), (600, False)]
+
+
+def test_after_a_burst_that_was_taken_half_nothing_reaches_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = MemoryLog()
+    c = cutter(log, tmp_path)
+    feed(c, *transaction(100, "a", relation=ORDERS))
+    feed(c, pg.begin(200, 2), pg.insert(1, "b"))
+    write = MemoryWriter.write
+
+    def nearly_full(self: MemoryWriter, data: memoryview, lengths: npt.NDArray[np.int64]) -> None:
+        if len(data) > 4000:
+            raise OSError(28, "No space left on device")
+        write(self, data, lengths)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(MemoryWriter, "write", nearly_full)
+        with pytest.raises(OSError, match="No space"):
+            feed(c, pg.insert(1, "x" * 5000), pg.commit(200, 208))
+    c.cut()
+    c.advance(Lsn(300))
+    assert not log.chunks
+    c.disconnected()
+    feed(c, *transaction(100, "a", relation=ORDERS), *transaction(200, "b", "c"))
+    c.cut()
+    assert list(changes(log)) == [Change(100, 0, "a", 1), Change(200, 0, "b", 1), Change(200, 1, "c", 1)]
+    assert log.chunks[0][0].changes == 3

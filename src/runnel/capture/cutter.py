@@ -67,6 +67,8 @@ class Cutter:
         self._large_xid = 0
         self._stream: Spool | None = None
         self._skipping = True
+        self._torn = False
+        """A burst was taken half: what stands in the open chunk may be half a transaction."""
 
     # what the service asks
 
@@ -94,15 +96,15 @@ class Cutter:
         return age >= linger and (self._open.writer.size < self._limit // 8 or age >= 4 * linger)
 
     def cut(self) -> None:
-        """What is complete becomes a chunk."""
-        if self._open is not None:
+        """What is complete becomes a chunk. Nothing, once a burst failed half way: it comes again."""
+        if self._open is not None and not self._torn:
             self._append([self._open], self._passed)
             self._open = None
 
     def advance(self, lsn: Lsn) -> None:
         """Nothing happened up to `lsn`: say so in the log. Only while `idle`."""
         lsn = max(lsn, self._passed)
-        if lsn > self.end:
+        if lsn > self.end and not self._torn:
             header = ChunkHeader(lineage=self._lineage, epoch=self._epoch, start=self.end, end=lsn)
             self._log.advance(header)
             self.end = self._passed = lsn
@@ -119,18 +121,24 @@ class Cutter:
         self._stream = None
         self._spools.clear()
         self._skipping = True
+        self._torn = False
 
     # the stream
 
     def feed(self, frames: Frames, now: float) -> None:
-        """`now`: any clock that rises, the one `due` is asked with."""
+        """`now`: any clock that rises, the one `due` is asked with. If this raises, nothing reaches the
+        log any more until `disconnected`."""
         at = 0
-        for number in np.flatnonzero(protocol.IS_STREAM_CONTROL[frames.kind]).tolist():
-            # per stream block, not per row
-            self._run(frames, at, number, now)
-            self._control(frames, number)
-            at = number + 1
-        self._run(frames, at, len(frames), now)
+        try:
+            for number in np.flatnonzero(protocol.IS_STREAM_CONTROL[frames.kind]).tolist():
+                # per stream block, not per row
+                self._run(frames, at, number, now)
+                self._control(frames, number)
+                at = number + 1
+            self._run(frames, at, len(frames), now)
+        except BaseException:
+            self._torn = True
+            raise
 
     def _run(self, frames: Frames, first: int, last: int, now: float) -> None:
         if first >= last:
