@@ -136,6 +136,51 @@ def test_dead_letters_keep_a_row_apart_under_every_key_it_gets(shop: Shop, runne
     ]
 
 
+def test_a_running_query_learns_which_keys_are_parked_and_which_are_free_again(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    text = shop.config(more=", on_error: dead_letter")
+    runnel_cli.config(text.replace("path: out}", "path: out, max_record_bytes: 4096}"))
+    runnel_cli.run("init")
+    running = runnel_cli.start("run", stderr=None)
+
+    def letters() -> list[tuple[str, str]]:
+        with shop.pg.connect() as connection:
+            return connection.execute(
+                """SELECT "table", change::jsonb->>'op' FROM runnel.dead_letters ORDER BY lsn, seq"""
+            ).fetchall()
+
+    shop.pg.execute("SELECT pg_logical_emit_message(true, 'app', repeat('x', 9000))")
+    await_condition(lambda: letters() == [("", "message")], 120, what="the message is a letter")
+    orders = "public.orders"
+    expected = [("", "message"), (orders, "insert"), (orders, "update"), (orders, "update")]
+    for count, statement in enumerate(
+        (
+            "INSERT INTO orders VALUES (1, repeat('x', 9000))",
+            "UPDATE orders SET id = 2",
+            "UPDATE orders SET note = 'later' WHERE id = 2",
+        ),
+        2,
+    ):
+        shop.pg.execute(statement)
+        await_condition(lambda count=count: letters() == expected[:count], 60, what=statement)
+
+    def lives() -> int:
+        with shop.pg.connect() as connection:
+            row = connection.execute("SELECT epoch FROM runnel.progress").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    before = lives()
+    runnel_cli.run("dead-letters", "drop", "events", "--all")
+    await_condition(lambda: lives() > before, 60, what="the query starts anew")
+    shop.pg.execute("UPDATE orders SET note = 'free' WHERE id = 2")
+    shop.await_delivered()
+    assert shop.copy() == {2: "free"}
+    running.terminate()
+    assert running.wait(60) == 0
+
+
 def test_a_replay_delivers_again_what_the_log_keeps(shop: Shop, runnel_cli: RunnelCli) -> None:
     runnel_cli.config(shop.config(retain="1h"))
     runnel_cli.run("init")

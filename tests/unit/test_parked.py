@@ -6,8 +6,10 @@ import json
 
 from runnel.changes.block import Window
 from runnel.marshal.json import lines
-from runnel.spark.parked import Parked
-from windows import ITEMS, Transaction, delete, insert, relation, truncate, update, window
+from runnel.postgres.lsn import Lsn
+from runnel.sinks.api import Reject
+from runnel.spark.parked import Parked, covering, covers, named
+from windows import ITEMS, Transaction, delete, insert, message, relation, truncate, update, window
 
 OTHER = relation("other")
 PARKED = [("public.items", '{"id":1}')]
@@ -67,3 +69,25 @@ def test_a_parked_table_gives_all_its_changes_and_a_parked_key_lets_a_truncate_p
     some = window(Transaction(100, (truncate(ITEMS), insert(3, "c"))))
     assert Parked([("public.items", None)]).divide(some)[0].changes == 0
     assert Parked(PARKED).divide(some)[0].changes == 2
+
+
+def test_a_message_is_parked_by_its_name_and_those_behind_it_stay() -> None:
+    some = window(
+        Transaction(100, (message("app", b"long"), message("app", b"short"), insert(1, "a"))),
+        Transaction(200, (message("app", b"later"),)),
+    )
+    rejected = named(Reject(Lsn(100), 0, "", None, "{}", "too long"))
+    kept, letters = Parked([(rejected.table, rejected.key)]).divide(some)
+    assert kept.changes == 3
+    assert [(one.lsn, one.seq, one.table, one.key) for one in letters] == [
+        (rejected.lsn, rejected.seq, rejected.table, rejected.key)
+    ]
+    assert json.loads(letters[0].change)["content"] == "long"
+
+
+def test_keys_of_a_table_that_is_parked_whole_make_no_difference() -> None:
+    whole = covering([("a", None), ("a", "1"), ("b", "1")])
+    assert whole == covering([("b", "1"), ("a", None), ("a", "2")])
+    assert covers(whole, ("a", "3"))
+    assert covers(whole, ("b", "1"))
+    assert not covers(whole, ("b", "2"))

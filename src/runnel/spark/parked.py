@@ -4,8 +4,10 @@ What comes in: a window and the (table, key) pairs that are parked (without a ke
 What goes out: the window without their changes, and those changes as letters, in order.
 
 What must hold: a parked row that gets another key stays parked under it, also for the rest of the
-task (there is only one while keys are parked). Windows without a parked table pass untouched; only
-rows of parked tables are looked at one by one.
+task (there is only one while keys are parked); the driver starts the query anew for the next batch to
+know of it. A message has no key and stands for itself: its name, (lsn, seq), is parked under the table
+"", so that it is left out when its batch runs again and messages behind it are delivered. Windows
+without a parked table pass untouched; only rows of parked tables are looked at one by one.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from ..marshal.json import member, single
 from ..postgres.lsn import Lsn
 from ..sinks.api import Reject
 
+MESSAGES = ""
+"""The table of what belongs to none."""
 REASON = "an earlier change of this key could not be delivered"
 
 
@@ -33,8 +37,32 @@ class _Row:
     old_key: str | None
 
 
+Key = tuple[str, str | None]
+"""(table, key as JSON text); without a key: all of the table."""
+
+
+def covering(parked: Iterable[Key]) -> frozenset[Key]:
+    """The same set in the fewest words: a table that is parked whole needs no keys. Equal sets park
+    the same changes."""
+    every = frozenset(parked)
+    return frozenset(one for one in every if one[1] is None or (one[0], None) not in every)
+
+
+def covers(parked: frozenset[Key], one: Key) -> bool:
+    return one in parked or (one[0], None) in parked
+
+
+def named(reject: Reject) -> Reject:
+    """A sink knows no key of a message: it is parked by its name."""
+    return reject if reject.table != MESSAGES else replace(reject, key=_name(reject.lsn, reject.seq))
+
+
+def _name(lsn: Lsn, seq: int) -> str:
+    return f'{{"lsn":"{lsn}","seq":{seq}}}'
+
+
 class Parked:
-    def __init__(self, parked: Iterable[tuple[str, str | None]]) -> None:
+    def __init__(self, parked: Iterable[Key]) -> None:
         self._keys: dict[str, set[str | None]] = {}
         for table, key in parked:
             self._keys.setdefault(table, set()).add(key)
@@ -49,12 +77,13 @@ class Parked:
 
     def _rows(self, window: Window) -> Iterator[_Row]:
         for at, block in enumerate(window.blocks):
-            if block.relation is None or block.relation.label not in self._keys:
+            table = block.relation.label if block.relation is not None else MESSAGES
+            if table not in self._keys:
                 continue
-            keys = member(window, block, "key").to_pylist()
+            keys = _keys(window, block)
             old = _old_keys(window, block)
             for row, order in enumerate(block.order.tolist()):
-                yield _Row(order, at, row, block.relation.label, keys[row], old[row] if old else None)
+                yield _Row(order, at, row, table, keys[row], old[row] if old else None)
 
     def _takes(self, row: _Row) -> bool:
         keys = self._keys[row.table]
@@ -75,6 +104,14 @@ class Parked:
             change=single(window, row.block, row.row),
             reason=REASON,
         )
+
+
+def _keys(window: Window, block: Block) -> list[str | None]:
+    if block.op is Op.MESSAGE:
+        places = zip(window.lsn(block).tolist(), block.seq.tolist(), strict=True)
+        return [_name(Lsn(lsn), seq) for lsn, seq in places]
+    keys: list[str | None] = member(window, block, "key").to_pylist()
+    return keys
 
 
 def _old_keys(window: Window, block: Block) -> list[str | None] | None:

@@ -37,6 +37,7 @@ from ..progress.state import State
 from ..sinks.api import Batch, Plan, Reject, Sink
 from ..sinks.registry import SINKS, SinkContext
 from . import session as spark_session
+from .parked import Key, covering, covers
 from .progress import Progress
 from .receipts import BatchReport
 from .work import WorkSpec
@@ -59,6 +60,7 @@ LOST_OWNER_PATIENCE = 90.0
 
 
 JVM_ENDED = "Spark's JVM ended"
+DEFECT = "the sink calls its key otherwise than the log does: please report it"
 
 
 class Outcome(StrEnum):
@@ -68,7 +70,8 @@ class Outcome(StrEnum):
 
 
 class Rerun(Exception):
-    """Keys were parked: the same batch again, at once, with the new set."""
+    """Other keys are parked than the query knows: a new one, at once. If nothing of the batch was
+    committed, it is the same batch again."""
 
 
 class Pipeline:
@@ -102,6 +105,8 @@ class Pipeline:
         self._wake = threading.Event()
         self._failure: BaseException | None = None
         self._life = 0
+        self._parked: frozenset[Key] = frozenset()
+        """What the running query leaves out: it is told when it starts."""
 
     def stop(self) -> None:
         self._stop.set()
@@ -176,6 +181,9 @@ class Pipeline:
             if now >= next_tick:
                 next_tick = now + TICK
                 paused = self._tick(paused)
+                if self._freed():
+                    self._quiesce(query)
+                    raise Rerun
 
     def _tick(self, paused: bool) -> bool:
         """About once a second, between batches: pause and resume, the sink's own clock, what is shown."""
@@ -202,6 +210,11 @@ class Pipeline:
         self._tell("paused" if row.paused else self._progress.state())
         self._progress.show()
         return row.paused
+
+    def _freed(self) -> bool:
+        """Whether letters were dropped: keys that the query leaves out are parked no more."""
+        assert self._state is not None  # noqa: S101
+        return bool(self._parked) and covering(self._state.parked(self.name)) != self._parked
 
     def _quiesce(self, query: StreamingQuery) -> None:
         """Let nothing more be offered, and wait until the batch that may be under way is committed."""
@@ -238,10 +251,9 @@ class Pipeline:
 
     # the query
 
-    def _start_query(
-        self, position: Position, sink: Sink, parked: list[tuple[str, str | None]]
-    ) -> StreamingQuery:
+    def _start_query(self, position: Position, sink: Sink, parked: list[Key]) -> StreamingQuery:
         spark = self._spark()
+        self._parked = covering(parked)
         master = self._config.spark.master
         settings = self._config.spark.settings
         spec = WorkSpec(
@@ -320,17 +332,17 @@ class Pipeline:
         failpoint("pipeline.delivered")
         self._progress.committed(report, durable)
         self._progress.store(state)
+        if not all(covers(self._parked, (letter.table, letter.key)) for letter in report.letters):
+            raise Rerun  # a parked row got another key, which the next batch must know
 
     def _park(self, state: State, rejects: list[Reject]) -> None:
         """Nothing of this batch was published yet: it either fails here or runs again."""
         if self._settings.on_error == "stop":
-            first = rejects[0]
-            key = f" key {first.key}" if first.key is not None else ""
-            raise RunnelError(
-                f"{first.table}{key} at {first.lsn} cannot be delivered: {first.reason}",
-                hint="mend the cause and start again, or set on_error: dead_letter to go on without it",
-                kind=Kind.DATA,
-            )
+            hint = "mend the cause and start again, or set on_error: dead_letter to go on without it"
+            raise _undeliverable(rejects[0], "cannot be delivered", hint)
+        for one in rejects:  # once more would be for ever
+            if covers(self._parked, (one.table, one.key)):
+                raise _undeliverable(one, "is parked and came to the sink", DEFECT)
         state.store_letters(self.name, rejects)
         state.park(self.name, rejects)
         raise Rerun
@@ -397,6 +409,15 @@ class Pipeline:
                 self._state.set_state(self.name, state, error=error.message if error else None)
             except psycopg.Error:
                 self._forget_state()  # the next attempt connects again and says what is wrong
+
+
+def _undeliverable(reject: Reject, what: str, hint: str) -> RunnelError:
+    key = f" key {reject.key}" if reject.key is not None else ""
+    return RunnelError(
+        f"{reject.table or 'message'}{key} at {reject.lsn} {what}: {reject.reason}",
+        hint=hint,
+        kind=Kind.DATA,
+    )
 
 
 def _as_error(caught: BaseException) -> RunnelError:

@@ -23,7 +23,7 @@ from ..log import open_log
 from ..sinks.api import Attempt
 from ..sinks.registry import SINKS
 from .admission import Share
-from .parked import Parked
+from .parked import Parked, named
 from .receipts import TaskError, TaskReport
 
 MANY_REJECTS = 1000
@@ -113,7 +113,7 @@ def _deliver(spec: WorkSpec, share: Share, report: TaskReport) -> None:
                     if parked is not None:
                         kept, letters = parked.divide(window)
                         report.letters += letters
-                    report.rejects += writer.write(kept)
+                    report.rejects += map(named, writer.write(kept))
                     report.changes += kept.changes
             if len(report.rejects) > MANY_REJECTS:
                 return
