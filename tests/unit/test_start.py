@@ -51,6 +51,14 @@ def test_a_subscription_without_pipelines_starts() -> None:
     assert decide(SUBSCRIPTION, SERVER, replace(SLOT, confirmed=Lsn(100)), LogFacts(), {}).start == 100
 
 
+def test_without_pipelines_the_slot_may_be_as_far_as_the_log_but_not_past_it() -> None:
+    log = replace(LOG, first=Lsn(400), end=Lsn(500))
+    assert decide(SUBSCRIPTION, SERVER, SLOT, log, {}) == Go(Lsn(500), LINEAGE)
+    assert decide(SUBSCRIPTION, SERVER, SLOT, LogFacts(), {}) == Go(Lsn(500), LINEAGE)
+    with pytest.raises(Refused, match="somebody else advanced it"):
+        decide(SUBSCRIPTION, SERVER, SLOT, replace(log, end=Lsn(450)), {})
+
+
 def test_a_missing_slot_is_refused_by_name() -> None:
     with pytest.raises(Refused, match=r"shop_1f2e3d4c.*gone") as caught:
         go(slot=None)

@@ -92,7 +92,10 @@ def decide(
         check_position(pipeline, position, subscription, log, slot.confirmed)
     base = subscription.consistent_lsn
     lowest = min(positions.items(), key=lambda item: item[1].lsn, default=None)
-    recorded, whose = (lowest[1].lsn, f"the position of {lowest[0]!r}") if lowest else (base, "its start")
+    if lowest is not None:
+        recorded, whose = lowest[1].lsn, f"the position of {lowest[0]!r}"
+    else:  # nobody needs anything: capture confirms whatever is in the log
+        recorded, whose = max(base, slot.confirmed if log.end is None else log.end), "the log's end"
     if ack == "log" and log.end is not None and log.end > recorded:
         recorded, whose = log.end, "the log's end"
     # After `init --accept-server` the slot may stand past every record with nothing between (pg_upgrade
