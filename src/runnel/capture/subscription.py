@@ -16,6 +16,7 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -221,8 +222,11 @@ def _adopt(
         wait_for_running(source, say)
     if report.dropped:
         say(f"publication {name}: dropped {', '.join(report.dropped)}")
-    now = catalog.current_lsn(source)
-    registered = {pipeline: now for pipeline in wanted.pipelines if state.register(pipeline, now)}
+    joined = {
+        pipeline: state.join(pipeline, partial(catalog.current_lsn, source))
+        for pipeline in wanted.pipelines
+    }
+    registered = {pipeline: lsn for pipeline, lsn in joined.items() if lsn is not None}
     return Outcome(state.known(), report, False, registered, notes)
 
 

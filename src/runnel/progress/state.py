@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -272,6 +272,18 @@ class State:
                 [pipeline, VERSION, str(lsn), self.name],
             )
             return done.rowcount == 1
+
+    def join(self, pipeline: str, current: Callable[[], Lsn]) -> Lsn | None:
+        """A pipeline joins while capture may run: it begins where the source is once its row can be seen.
+        Whatever capture confirms without having seen the row lies before that. None: known already."""
+        if pipeline in self.pipelines():
+            return None
+        with self._unowned(pipeline):  # nobody begins at the first of the two
+            if not self.register(pipeline, current()):
+                return None
+            begin = current()
+            self.reposition(pipeline, begin)
+            return begin
 
     def remove(self, pipeline: str) -> None:
         """Retire a pipeline: its position no longer holds the slot; its letters go with it."""

@@ -193,6 +193,27 @@ def test_a_pipeline_that_comes_later_begins_at_the_sources_lsn_of_that_moment(
     assert before <= rows["late"].position.lsn <= after
 
 
+def test_what_capture_confirms_while_a_pipeline_joins_lies_before_its_position(
+    url: str, state: State, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = connect()
+    user.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    make(url, state)
+    register, reached = State.register, []
+
+    def late(self: State, pipeline: str, lsn: Lsn) -> bool:
+        # between the look at the source and the row: captured, delivered by all others and confirmed
+        user.execute("INSERT INTO t VALUES (1)")
+        reached.append(user.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()[0])  # type: ignore[index]
+        return register(self, pipeline, lsn)
+
+    monkeypatch.setattr(State, "register", late)
+    outcome = make(url, state, pipelines=("copy", "late"))
+    assert state.pipelines()["late"].position.lsn == outcome.registered["late"]
+    assert outcome.registered["late"] >= Lsn.parse(reached[0])
+    assert make(url, state, pipelines=("copy", "late")).registered == {}
+
+
 def test_tables_join_and_leave(url: str, state: State, connect: Connect) -> None:
     user = connect()
     user.execute("CREATE TABLE a (id int PRIMARY KEY)")
