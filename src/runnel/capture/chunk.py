@@ -78,9 +78,22 @@ class Versions:
     def __init__(self, known: Iterable[Relation] = ()) -> None:
         self._known = {relation.oid: relation for relation in known}
         self._unsettled: dict[int, Relation | None] = {}
+        self._in_slot: dict[int, list[int]] = {}
+        for oid in self._known:
+            self._place(oid)
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._known)
+    def _place(self, oid: int) -> None:
+        mates = self._in_slot.setdefault(oid & (_SLOTS - 1), [])
+        if oid not in mates:
+            mates.append(oid)
+
+    def in_slots(self, slots: Iterable[int]) -> Iterator[int]:
+        """The known tables of these slots: to find those a chunk uses must not cost more with those that
+        it does not."""
+        for slot in slots:
+            for oid in self._in_slot.get(slot, ()):
+                if oid in self._known:
+                    yield oid
 
     def __getitem__(self, oid: int) -> Relation:
         return self._known[oid]
@@ -102,6 +115,7 @@ class Versions:
             return relation
         self._unsettled.setdefault(relation.oid, old)
         self._known[relation.oid] = relation
+        self._place(relation.oid)
         return old
 
     def settle(self) -> None:
@@ -158,8 +172,8 @@ class OpenChunk:
         seen = self._seen
         if seen is None:
             return
-        touched = {relation.oid for _, relation in self.changed}
-        used = [oid for oid in self.known if seen[oid & (_SLOTS - 1)] or oid in touched]
+        used = dict.fromkeys(self.known.in_slots(np.flatnonzero(seen).tolist()))
+        used |= dict.fromkeys(relation.oid for _, relation in self.changed)
         self._relations = tuple(self._before.get(oid, self.known[oid]) for oid in used)
         self._seen = None
         self._before.clear()
