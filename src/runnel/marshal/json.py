@@ -69,7 +69,9 @@ def lines_by_table(window: Window) -> dict[str, Lines]:
     for label, end in zip(labels, ends, strict=True):
         offsets = every.offsets[first : end + 1]
         first = end
-        out[label] = Lines(every.data[offsets[0] : offsets[-1]], offsets - offsets[0])
+        # A copy: who holds back one table's lines shall not keep those of all others in memory.
+        mine = every.data[offsets[0] : offsets[-1]].tobytes()
+        out[label] = Lines(memoryview(mine), offsets - offsets[0])
     return out
 
 

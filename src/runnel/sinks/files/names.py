@@ -7,6 +7,7 @@ a folder each. `_runnel/` holds what is not data: the record, the lock and the s
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import xxhash
 
@@ -38,6 +39,7 @@ def number_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+@lru_cache(1 << 14)
 def folder_of(schema: str, table: str) -> str:
     """The folder of a table: letters, digits, `_` and `-` stand for themselves."""
     return f"{_escape(schema)}.{_escape(table)}"

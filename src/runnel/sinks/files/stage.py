@@ -9,7 +9,7 @@ another. A piece that needs a header (CSV) begins with it, `head` bytes long.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pyarrow as pa
@@ -111,10 +111,9 @@ class TextStage:
             if shared is None:
                 shared_name = self._name()
                 shared = self._place.stage(shared_name)
-            size = 0
-            for data in self._encoded(growing):
-                shared.write(data)
-                size += len(data)
+            data = b"".join(self._encoded(growing))
+            shared.write(data)
+            size = len(data)
             pieces.append(
                 Piece(growing.folder, shared_name, at, size, growing.head, schema, growing.changes,
                       whole=False)
@@ -171,8 +170,11 @@ def stage_base(directory: str, attempt: Attempt) -> str:
     return f"{STAGE}/{directory}/{attempt.start:016X}-{attempt.end:016X}-{attempt.index:05d}-{unique}"
 
 
+_FIELDS = tuple(field.name for field in fields(Piece))
+
+
 def to_payload(pieces: list[Piece]) -> dict[str, Any]:
-    return {"pieces": [asdict(piece) for piece in pieces]}
+    return {"pieces": [{name: getattr(piece, name) for name in _FIELDS} for piece in pieces]}
 
 
 def _fingerprint(header: bytes) -> str:

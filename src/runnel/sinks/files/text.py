@@ -37,7 +37,7 @@ class JsonLines:
     def _lines(self, window: Window) -> Iterable[tuple[str, Lines]]:
         if not self._by_table:
             return [("", lines(window))]
-        tables = {block.relation.label: block.relation for block in window.blocks if block.relation}
+        tables = {relation.label: relation for sheet in window.sheets for relation in sheet.relations}
         return [
             (folder_of(tables[label].schema, tables[label].name) if label else MESSAGES, some)
             for label, some in lines_by_table(window).items()
