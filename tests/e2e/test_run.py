@@ -78,6 +78,15 @@ def test_a_pause_holds_a_pipeline_and_a_signal_ends_the_run_with_its_batch_finis
     shop.verify()
 
 
+def test_once_does_not_wait_for_a_pipeline_that_is_paused(shop: Shop, runnel_cli: RunnelCli) -> None:
+    runnel_cli.config(shop.config())
+    runnel_cli.run("init")
+    runnel_cli.run("pause", "events")
+    refused = runnel_cli.run("run", "--once", expect=1)
+    assert "pipeline 'events' is paused" in refused.stderr
+    assert "runnel resume events" in refused.stderr
+
+
 def test_without_a_file_changes_go_to_stdout_and_the_last_line_says_that_the_slot_stays(
     shop: Shop, runnel_cli: RunnelCli
 ) -> None:

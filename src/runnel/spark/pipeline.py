@@ -202,6 +202,11 @@ class Pipeline:
                 f"pipeline {self.name!r} was removed while it ran",
                 hint="`runnel init` registers it again, at the source's present position",
             )
+        if row.paused and self._until is not None:
+            raise Refused(
+                f"pipeline {self.name!r} is paused: it would never reach {self._until}",
+                hint=f"runnel resume {self.name}",
+            )
         if row.paused and not paused:
             self._control.write_text("paused\n")
         elif paused and not row.paused:

@@ -3,14 +3,34 @@
 The marker is a transactional message with Runnel's own prefix, which no pipeline delivers. Everything
 committed earlier is before it, and it gives capture something to receive at once; without it (a source
 that cannot be written) the bound is what is flushed, and the server's keepalive brings the log past it.
+A paused pipeline would never get there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import psycopg
 
+from ..config import Config
+from ..errors import Refused
+from ..failures import explain
 from ..postgres.connect import connect
 from ..postgres.lsn import Lsn
+from ..progress.state import State
+
+
+def refuse_paused(config: Config, pipelines: Iterable[str]) -> None:
+    try:
+        with State.connect(config.state_url, config.source.name) as state:
+            rows = state.pipelines()
+    except psycopg.Error as error:
+        raise explain(error) from error
+    for name in pipelines:
+        if name in rows and rows[name].paused:
+            raise Refused(
+                f"pipeline {name!r} is paused: it would never be done", hint=f"runnel resume {name}"
+            )
 
 
 def mark_now(url: str) -> Lsn:

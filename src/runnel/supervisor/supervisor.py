@@ -25,7 +25,7 @@ from ..config import Config, write_effective
 from ..errors import Kind, RunnelError
 from .child import REFUSED, Child, Event, Said
 from .display import Display, Shown, make_display
-from .once import mark_now
+from .once import mark_now, refuse_paused
 
 LOOK = 0.1
 ONCE_PATIENCE = 60.0
@@ -63,6 +63,7 @@ class Supervisor:
         self._patiently(prepare)
         until: list[str] = []
         if self._once and not self._asked:
+            self._patiently(lambda: refuse_paused(self._config, self._pipelines))
             self._patiently(lambda: until.append(str(mark_now(self._config.source_url))))
         if self._asked:
             return 0
