@@ -149,7 +149,7 @@ class Pipeline(Settings):
     on_error: Literal["stop", "dead_letter"] = "stop"
     """A change the sink can never take: stop the pipeline, or keep it as a dead letter and go on."""
     tasks: Annotated[int, Field(ge=1)] | None = None
-    """Most tasks per micro-batch; default: one per core."""
+    """Most tasks per micro-batch; default: one per core but capture's, at least one."""
     batch: Batch = Field(default_factory=Batch)
     """How much is taken at once."""
 
