@@ -16,6 +16,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
+from runnel.demo.scratch import die_with_parent
 from servers import await_condition
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -48,6 +49,7 @@ def test_without_a_terminal_it_ends_by_itself_and_proves_that_everything_arrived
         text=True,
         timeout=240,
         check=False,
+        preexec_fn=die_with_parent(),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     committed = re.search(r"committed +([\d,]+) changes in ([\d,]+) transactions", done.stdout)
@@ -72,6 +74,7 @@ class OnTerminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
+            preexec_fn=die_with_parent(),  # noqa: PLW1509 - two system calls, no locks
         )
         os.close(slave)
         os.set_blocking(self.master, False)
