@@ -67,7 +67,7 @@ class Runnel:
         process = subprocess.Popen(
             [sys.executable, "-m", "runnel", *words],
             cwd=self.home, env={**os.environ, **(env or {})}, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
         )  # fmt: skip
         log.close()
         self.processes.append(process)
@@ -88,7 +88,7 @@ class Runnel:
 
     def stop(self, process: subprocess.Popen[str], code: int = 0) -> None:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=90)
+        process.wait(90)
         assert process.returncode == code, self.errors()
 
     def errors(self) -> str:
@@ -134,7 +134,7 @@ class Runnel:
                 one.kill()
             except psutil.Error:
                 continue
-        process.communicate()
+        process.wait()
 
     def close(self) -> None:
         for process in self.processes:
