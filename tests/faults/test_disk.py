@@ -58,7 +58,9 @@ def test_a_full_disk_heals_when_there_is_room_again(
         ballast = fill(small_disk)
         eventually("the message names the disk", lambda: "space" in runnel.errors().lower())
         ballast.unlink()
-        eventually("delivery after room was made", lambda: runnel.position() > before)
+        eventually(
+            "delivery after room was made", lambda: runnel.position() > before, 240, tell=runnel.errors
+        )
     runnel.await_delivery()
     runnel.stop(process)
     assert_equal(oracle.entries(), runnel.lines())

@@ -63,7 +63,6 @@ def run_pipelines(config: Config, names: Sequence[str], *, until: Lsn | None = N
                 run.join()
             raise
         _expect_broken_sockets()
-        spark.dataSource.register(_data_source())
         session.set_result(spark)
         _watch(runs, spark, stopping)
         spark.stop()
@@ -119,9 +118,3 @@ def _expect_broken_sockets() -> None:
     if not logger.isEnabledFor(logging.DEBUG):
         for handler in logging.getLogger().handlers:
             handler.addFilter(lambda record: "py4j" not in record.pathname)
-
-
-def _data_source() -> type:
-    from .source import RunnelDataSource
-
-    return RunnelDataSource

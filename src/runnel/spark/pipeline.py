@@ -60,6 +60,7 @@ LOST_OWNER_PATIENCE = 90.0
 
 
 JVM_ENDED = "Spark's JVM ended"
+_STARTING = threading.Lock()
 DEFECT = "the sink calls its key otherwise than the log does: please report it"
 
 
@@ -289,17 +290,24 @@ class Pipeline:
             options["until"] = str(self._until)
         checkpoint = self._fresh_checkpoint()
         life = self._life
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.name)
-        query: StreamingQuery = (
-            spark.readStream.format("runnel")
-            .options(**options)
-            .load()
-            .writeStream.foreachBatch(lambda frame, _: self._deliver(life, frame))
-            .option("checkpointLocation", checkpoint)
-            .trigger(processingTime="0 seconds")
-            .queryName(f"{self.name}-{life}")
-            .start()
-        )
+        # Spark keeps the environment of a registered source's workers in one plain HashMap and adds to it
+        # whenever it starts one: two queries that begin together damage it for good, and every task of
+        # theirs then fails to be read. So each query registers the source, and a map, of its own.
+        with _STARTING:
+            from .source import RunnelDataSource
+
+            spark.dataSource.register(RunnelDataSource)
+            spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.name)
+            query: StreamingQuery = (
+                spark.readStream.format("runnel")
+                .options(**options)
+                .load()
+                .writeStream.foreachBatch(lambda frame, _: self._deliver(life, frame))
+                .option("checkpointLocation", checkpoint)
+                .trigger(processingTime="0 seconds")
+                .queryName(f"{self.name}-{life}")
+                .start()
+            )
         return query
 
     def _fresh_checkpoint(self) -> str:
