@@ -20,8 +20,9 @@ import pytest
 
 from logmaking import LINEAGE, USERS, append, contents, filled, frame, header, messages
 from runnel.errors import Kind, Refused, RunnelError
-from runnel.log import open_log
+from runnel.log import known, open_log
 from runnel.log.api import ChangeLog, Filled, Lineage, LogSettings, OpenTransaction, Usage
+from runnel.log.chunk import Footer, Source
 from runnel.log.directory import DirectoryLog, chunk_name
 from runnel.log.objects import ObjectStore
 from runnel.postgres.lsn import Lsn
@@ -197,6 +198,29 @@ def test_a_missing_part_is_an_error_that_names_it(opened: Opener, place: Path) -
     (place / chunk_name(2, 1, 7)).unlink()
     with pytest.raises(Refused, match=chunk_name(2, 1, 7)):
         list(opened().chunks(Lsn(2)))
+
+
+def test_a_chunk_that_is_trimmed_while_it_is_looked_at_is_gone_and_not_broken(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = opened()
+    append(owner, 1, 2, b"a")
+    owner.append(parts(owner, 2, 9, 7, b"one", b"two"))
+    append(owner, 9, 12, b"b")
+    reader, read_footer = opened(), known.read_footer
+
+    def slowly(source: Source) -> Footer:
+        found = read_footer(source)
+        if found.parts > 1:
+            owner.trim(Lsn(9))
+        return found
+
+    monkeypatch.setattr(known, "read_footer", slowly)
+    assert list(reader.chunks(Lsn(2))) == []
+    monkeypatch.undo()
+    with pytest.raises(Refused, match="no longer in it"):
+        list(reader.chunks(Lsn(2)))
+    assert contents(reader, 9) == [b"b"]
 
 
 def test_a_position_inside_a_chunk_begins_with_that_chunk(opened: Opener) -> None:

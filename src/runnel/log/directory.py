@@ -191,12 +191,7 @@ class DirectoryLog:
             return None
         place = bisect_right(self._starts, after) - 1
         if place < 0:
-            first = Lsn(self._starts[0])
-            raise Refused(
-                f"the log {self.path} begins at {first}: changes from {after} on are no longer in it",
-                hint="go back no further than the log does (log.retain keeps more), or set the pipeline up "
-                "anew: `runnel remove` it and run again",
-            )
+            raise self._trimmed(after)
         found = self._known.load(self._starts[place])
         while found is not None and found[0].end <= after:
             end = found[0].end
@@ -206,6 +201,14 @@ class DirectoryLog:
                     return self._broken(end)
                 self._tail = int(end)
         return found
+
+    def _trimmed(self, after: Lsn) -> Refused:
+        return Refused(
+            f"the log {self.path} begins at {Lsn(self._starts[0])}: changes from {after} on are no longer "
+            "in it",
+            hint="go back no further than the log does (log.retain keeps more), or set the pipeline up "
+            "anew: `runnel remove` it and run again",
+        )
 
     def _beyond(self, after: Lsn) -> tuple[ChunkRef, ...] | None:
         """At or past the known end: one look-up. Now and then, with doubling pauses, a look at the
@@ -253,6 +256,8 @@ class DirectoryLog:
         if following is not None:
             return following
         place = bisect_right(self._starts, end)
+        if place == 0 and self._starts:
+            raise self._trimmed(Lsn(end))
         other = f"the next chunk begins at {Lsn(self._starts[place])}" if place < len(self._starts) else ""
         raise Refused(
             f"the log {self.path} is broken: {chunk_name(end, 0, 0)} is missing"

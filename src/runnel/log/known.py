@@ -55,6 +55,8 @@ class KnownChunks:
             try:
                 ref, _ = self._ref(start, part, epoch)
             except FileNotFoundError as error:
+                if self._trimmed(start):
+                    return None
                 raise Refused(
                     f"chunk {self._store.path}/{chunk_name(start, part, epoch)} is missing: "
                     f"part {part} of {first.parts} of one transaction",
@@ -65,6 +67,14 @@ class KnownChunks:
             refs.append(ref)
         self.keep(start, tuple(refs))
         return tuple(refs)
+
+    def _trimmed(self, start: int) -> bool:
+        """Trimming deletes part 0 first: whoever misses another part looks at it once more."""
+        try:
+            self._store.source(chunk_name(start, 0, 0)).close()
+        except FileNotFoundError:
+            return True
+        return False
 
     def _ref(self, start: int, part: int, epoch: int) -> tuple[ChunkRef, int]:
         name = chunk_name(start, part, epoch)
