@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runnel.capture.acknowledgement import carry, excess, holdings
+from runnel.capture.acknowledgement import Carried, carry, excess, holdings
 from runnel.capture.retention import RetentionGuard
 from runnel.capture.start import SlotFacts
 from runnel.errors import Refused
@@ -34,7 +34,8 @@ class Log:
 
 def held(log: Log, positions: dict[str, int], ack: str = "sink") -> tuple[int, int, str | None]:
     end = log.refs[-1].end
-    found = holdings(log, end, {name: Lsn(lsn) for name, lsn in positions.items()}, ack=ack)  # type: ignore[arg-type]
+    carried = Carried(log)  # type: ignore[arg-type]
+    found = holdings(carried, end, {name: Lsn(lsn) for name, lsn in positions.items()}, ack=ack)
     return found.acknowledge, found.trim, found.holder
 
 
@@ -49,6 +50,21 @@ def test_a_position_is_carried_over_chunks_in_which_nothing_happened() -> None:
 
 def test_a_position_before_the_log_is_not_carried() -> None:
     assert carry(Log((10, 20, 0)), Lsn(5)) == 5  # type: ignore[arg-type]
+
+
+def test_what_was_carried_once_is_not_walked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, asked = Log((0, 10, 5), (10, 20, 0), (20, 30, 0)), []
+    chunks = log.chunks
+    monkeypatch.setattr(log, "chunks", lambda after: asked.append(int(after)) or chunks(after))
+    carried = Carried(log)  # type: ignore[arg-type]
+    assert [carried.of("a", Lsn(10)), carried.of("a", Lsn(10)), carried.of("a", Lsn(20))] == [30, 30, 30]
+    log.refs += Log((30, 40, 0), (40, 50, 1), (50, 60, 0)).refs
+    assert carried.of("a", Lsn(10)) == 40
+    assert carried.of("b", Lsn(20)) == 40
+    assert carried.of("a", Lsn(50)) == 60  # it went on
+    assert carried.of("a", Lsn(5)) == 5  # it was sent back
+    assert carried.of("a", Lsn(10)) == 40
+    assert asked == [10, 30, 30, 30, 20, 50, 5, 10]
 
 
 def test_the_slowest_pipeline_decides_and_is_named() -> None:

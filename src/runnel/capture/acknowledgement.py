@@ -24,9 +24,26 @@ class Holdings:
     """The pipeline that is furthest behind; None: every pipeline has everything, or there is none."""
 
 
-def holdings(log: ChangeLog, end: Lsn, positions: Mapping[str, Lsn], *, ack: str) -> Holdings:
+class Carried:
+    """Positions carried forward, remembered by pipeline: an idle source makes thousands of empty chunks,
+    and each is looked at once. Only for one life of a log."""
+
+    def __init__(self, log: ChangeLog) -> None:
+        self._log = log
+        self._walked: dict[str, tuple[Lsn, Lsn]] = {}
+
+    def of(self, pipeline: str, lsn: Lsn) -> Lsn:
+        begin, reached = self._walked.get(pipeline, (lsn, lsn))
+        if not begin <= lsn <= reached:  # delivered past it, or sent back for a replay
+            begin = reached = lsn
+        reached = carry(self._log, reached)
+        self._walked[pipeline] = begin, reached
+        return reached
+
+
+def holdings(carrier: Carried, end: Lsn, positions: Mapping[str, Lsn], *, ack: str) -> Holdings:
     """`end`: of the log. Without a pipeline nobody needs anything."""
-    carried = {name: carry(log, lsn) for name, lsn in positions.items()}
+    carried = {name: carrier.of(name, lsn) for name, lsn in positions.items()}
     slowest = min(carried, key=lambda name: carried[name], default=None)
     reached = end if slowest is None else min(end, carried[slowest])
     return Holdings(

@@ -26,7 +26,7 @@ from ..postgres.connect import connect
 from ..postgres.lsn import Lsn
 from ..progress.records import Subscription
 from ..progress.state import CAPTURE, State
-from .acknowledgement import Holdings, carry, excess, holdings
+from .acknowledgement import Carried, Holdings, carry, excess, holdings
 from .cutter import Cutter
 from .known import known_relations
 from .relations import Catalogue
@@ -56,6 +56,7 @@ class Session:
         self.streamed_since: float | None = None
         self._config = config
         self._log = log
+        self._carried = Carried(log)
         self._stop = stop
         self._told = Lsn(0)
         """Highest keepalive: everything before it that concerns us has been received."""
@@ -198,7 +199,7 @@ class Session:
     def _look_at_progress(self) -> Holdings:
         self._progress_due = time.monotonic() + _PROGRESS
         positions = {name: row.position.lsn for name, row in self._state.pipelines().items()}
-        held = holdings(self._log, self._cutter.end, positions, ack=self._config.source.ack)
+        held = holdings(self._carried, self._cutter.end, positions, ack=self._config.source.ack)
         if held.acknowledge > self._acknowledged:
             self._acknowledged = held.acknowledge
             self._stream.status(self._received, self._acknowledged)
@@ -288,7 +289,7 @@ class Session:
         """Positions do not follow over empty chunks one by one, but the slot does: written down once, at
         the end, so that a log lost while nobody runs is no gap."""
         positions = {name: row.position.lsn for name, row in self._state.pipelines().items()}
-        held = holdings(self._log, self._cutter.end, positions, ack=self._config.source.ack)
+        held = holdings(self._carried, self._cutter.end, positions, ack=self._config.source.ack)
         slowest = min(positions.values(), default=held.acknowledge)
         confirmed = max(self._acknowledged, held.acknowledge)
         if slowest < confirmed and carry(self._log, slowest) >= confirmed:
