@@ -259,6 +259,20 @@ def test_a_replay_writes_again_from_where_it_is_told(target: Target, tmp_path: P
     assert sorted(target.seen()) == sorted(names(HISTORY[:4]) + names(HISTORY[2:4]))
 
 
+def test_what_lies_before_a_move_forward_is_left_out_and_what_is_there_stays(
+    target: Target, tmp_path: Path
+) -> None:
+    pipeline = Pipeline(target, tmp_path)
+    pipeline.run(HISTORY[:2])
+    pipeline.flush()
+    pipeline.sink.reposition(Lsn(HISTORY[3].end))
+    pipeline.accepted = Lsn(HISTORY[3].end)
+    pipeline.run(HISTORY[:6])
+    pipeline.flush()
+    pipeline.close()
+    assert sorted(target.seen()) == sorted(names(HISTORY[:2]) + names(HISTORY[4:6]))
+
+
 def test_the_task_and_the_capabilities_are_data(target: Target, tmp_path: Path) -> None:
     import json
 

@@ -205,6 +205,22 @@ def test_a_replay_delivers_again_what_the_log_keeps(shop: Shop, runnel_cli: Runn
     assert "log.retain" in late.stderr
 
 
+def test_a_pipeline_that_was_removed_and_registered_again_begins_at_that_moment(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    runnel_cli.config(shop.config())
+    runnel_cli.run("init")
+    shop.pg.execute("INSERT INTO orders VALUES (901, 'before')")
+    runnel_cli.run("run", "--once")
+    runnel_cli.run("remove", "events")
+    shop.pg.execute("INSERT INTO orders VALUES (902, 'between')")
+    runnel_cli.run("init")
+    shop.pg.execute("INSERT INTO orders VALUES (903, 'after')")
+    done = runnel_cli.run("run", "--once")
+    assert "registered anew" in done.stderr
+    assert [change["after"]["id"] for change in shop.changes()] == [901, 903]
+
+
 def test_a_failed_pipeline_does_not_stop_the_others_and_trouble_that_may_heal_is_retried(
     shop: Shop, runnel_cli: RunnelCli
 ) -> None:

@@ -38,6 +38,7 @@ def replay(
         )
     from ..log import open_log
     from ..progress.state import State
+    from ..sinks.opening import open_sink
     from ..sinks.registry import SINKS, SinkContext
 
     log = open_log(config.log.path)
@@ -52,7 +53,7 @@ def replay(
                 hint=f'read the log itself: spark.read.format("runnel").option("log", "{config.log.path}")',
             )
         with closing(sink):
-            position = sink.open(recorded)
+            position = open_sink(sink, name, recorded, state)
             target = _target(log, start)
             if target > position.lsn:
                 raise Refused(

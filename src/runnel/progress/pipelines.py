@@ -11,14 +11,16 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from ..postgres.connect import Connection
-from .position import Position
+from ..postgres.lsn import Lsn
+from .position import VERSION, Position
 from .records import PipelineRow
 
 
 def read(connection: Connection, subscription: str, pipeline: str | None) -> list[PipelineRow]:
     found = connection.execute(
         "SELECT pipeline, version, system_id, timeline, slot, epoch, lsn::text, tables, changes,"
-        " state, error, paused, updated_at, detail, last_changes, last_seconds FROM runnel.progress"
+        " state, error, paused, updated_at, detail, last_changes, last_seconds, fresh"
+        " FROM runnel.progress"
         " WHERE subscription = %(name)s AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)"
         " ORDER BY pipeline",
         {"name": subscription, "pipeline": pipeline},
@@ -29,6 +31,43 @@ def read(connection: Connection, subscription: str, pipeline: str | None) -> lis
         record = {"version": version, "lineage": lineage, "epoch": epoch, "lsn": lsn, "tables": tables}
         rows.append(PipelineRow(name, Position.from_json(record), *rest))
     return rows
+
+
+def register(connection: Connection, subscription: str, pipeline: str, lsn: Lsn) -> bool:
+    """Its epochs go on above those of every pipeline removed so far: one of them may have had its target.
+    False: it is known."""
+    done = connection.execute(
+        "INSERT INTO runnel.progress"
+        " (subscription, pipeline, version, system_id, timeline, slot, epoch, lsn)"
+        " SELECT name, %s, %s, system_id, timeline, slot, retired_epoch, %s"
+        " FROM runnel.subscription WHERE name = %s"
+        " ON CONFLICT DO NOTHING",
+        [pipeline, VERSION, str(lsn), subscription],
+    )
+    return done.rowcount == 1
+
+
+def remove(connection: Connection, subscription: str, pipeline: str) -> None:
+    with connection.transaction():
+        connection.execute(
+            "UPDATE runnel.subscription SET retired_epoch = greatest(retired_epoch, progress.epoch)"
+            " FROM runnel.progress WHERE subscription.name = %s"
+            " AND progress.subscription = subscription.name AND progress.pipeline = %s",
+            [subscription, pipeline],
+        )
+        for table in ("dead_letters", "parked", "progress"):
+            connection.execute(
+                f"DELETE FROM runnel.{table} WHERE subscription = %s AND pipeline = %s".encode(),  # noqa: S608
+                [subscription, pipeline],
+            )
+
+
+def begun(connection: Connection, subscription: str, pipeline: str, epoch: int | None) -> None:
+    connection.execute(
+        "UPDATE runnel.progress SET fresh = false"
+        " WHERE subscription = %s AND pipeline = %s AND epoch = %s AND fresh",
+        [subscription, pipeline, epoch],
+    )
 
 
 def store(

@@ -56,3 +56,5 @@ class PipelineRow:
     last_changes: int = 0
     last_seconds: float = 0.0
     """Changes of the last stored batch, and the time since the one before: a rate."""
+    fresh: bool = False
+    """Registered, but its target was not opened since."""

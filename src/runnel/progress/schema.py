@@ -33,6 +33,7 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         quiet_to pg_lsn,
         created_at timestamptz NOT NULL DEFAULT now(),
         epoch bigint NOT NULL DEFAULT 0,
+        retired_epoch bigint NOT NULL DEFAULT 0,
         state text NOT NULL DEFAULT 'stopped',
         error text,
         detail jsonb,
@@ -42,6 +43,8 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         'where the slot began; null: the subscription is being made';
     COMMENT ON COLUMN runnel.subscription.quiet_to IS
         'nothing happened from quiet_from up to here, though the slot was told so without a position';
+    COMMENT ON COLUMN runnel.subscription.retired_epoch IS
+        'the highest epoch of a removed pipeline: its target remembers it, so a new one begins above';
     COMMENT ON COLUMN runnel.subscription.former IS
         'lineages of before a failover or an upgrade: a position under one of them is still ours';
 
@@ -54,6 +57,7 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         slot text NOT NULL,
         epoch bigint NOT NULL DEFAULT 0,
         lsn pg_lsn NOT NULL,
+        fresh boolean NOT NULL DEFAULT true,
         tables jsonb NOT NULL DEFAULT '{}',
         changes bigint NOT NULL DEFAULT 0,
         last_changes bigint NOT NULL DEFAULT 0,
@@ -68,6 +72,8 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     ) WITH (fillfactor = 30);
     COMMENT ON TABLE runnel.progress IS
         'how far each pipeline is durable: everything committed before lsn';
+    COMMENT ON COLUMN runnel.progress.fresh IS
+        'registered, but its target was not opened since: what the target says may be of an earlier life';
 
     CREATE TABLE runnel.dead_letters (
         subscription text NOT NULL REFERENCES runnel.subscription ON DELETE CASCADE,

@@ -27,7 +27,7 @@ from ..postgres.lsn import Lsn
 from . import letters, owners, pipelines, schema
 from .letters import Letter, Rejected
 from .owners import AlreadyRunning, Owner
-from .position import VERSION, Position
+from .position import Position
 from .records import PipelineRow, Subscription
 
 CAPTURE = "capture"
@@ -263,15 +263,7 @@ class State:
         if pipeline == CAPTURE:
             raise RunnelError(f"a pipeline may not be called {CAPTURE!r}", hint="choose another name")
         with self._lock:
-            done = self.connection.execute(
-                "INSERT INTO runnel.progress"
-                " (subscription, pipeline, version, system_id, timeline, slot, lsn)"
-                " SELECT name, %s, %s, system_id, timeline, slot, %s"
-                " FROM runnel.subscription WHERE name = %s"
-                " ON CONFLICT DO NOTHING",
-                [pipeline, VERSION, str(lsn), self.name],
-            )
-            return done.rowcount == 1
+            return pipelines.register(self.connection, self.name, pipeline, lsn)
 
     def join(self, pipeline: str, current: Callable[[], Lsn]) -> Lsn | None:
         """A pipeline joins while capture may run: it begins where the source is once its row can be seen.
@@ -288,12 +280,17 @@ class State:
     def remove(self, pipeline: str) -> None:
         """Retire a pipeline: its position no longer holds the slot; its letters go with it."""
         self._row(pipeline)
-        with self._unowned(pipeline), self.connection.transaction():
-            for table in ("dead_letters", "parked", "progress"):
-                self.connection.execute(
-                    f"DELETE FROM runnel.{table} WHERE subscription = %s AND pipeline = %s".encode(),  # noqa: S608
-                    [self.name, pipeline],
-                )
+        with self._unowned(pipeline):
+            pipelines.remove(self.connection, self.name, pipeline)
+
+    def is_fresh(self, pipeline: str) -> bool:
+        """Was it registered, and its target not opened since?"""
+        return self._row(pipeline).fresh
+
+    def begun(self, pipeline: str) -> None:
+        """By its owner: the target is open and stands where this pipeline begins."""
+        with self._lock:
+            pipelines.begun(self.connection, self.name, pipeline, self._epochs.get(pipeline))
 
     def pause(self, pipeline: str) -> None:
         self._set_paused(pipeline, True)

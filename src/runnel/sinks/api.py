@@ -137,8 +137,9 @@ class Sink(Protocol):
         ...
 
     def reposition(self, lsn: Lsn) -> None:
-        """For a replay, after `open`: the target's record says `lsn` from now on, on purpose. What is
-        written stays; what follows `lsn` is written again. Nothing to do without a record."""
+        """After `open`: the target's record says `lsn` from now on, on purpose. What is written stays.
+        Back, for a replay: what follows `lsn` is written again. Forward, for a pipeline that was removed
+        and registered anew: what lies before is left out. Nothing to do without a record."""
         ...
 
     def close(self) -> None: ...

@@ -35,6 +35,7 @@ from ..progress.owners import AlreadyRunning
 from ..progress.position import Position
 from ..progress.state import State
 from ..sinks.api import Batch, Plan, Reject, Sink
+from ..sinks.opening import open_sink
 from ..sinks.registry import SINKS, SinkContext
 from . import session as spark_session
 from .parked import Key, covering, covers
@@ -152,7 +153,7 @@ class Pipeline:
         sink_type = SINKS[self._settings.sink.type]
         stage = f"{self._config.log.path}/_stage/{self.name}"
         self._sink = sink = sink_type.sink(self._settings.sink, SinkContext(self.name, stage))
-        position = sink.open(recorded)
+        position = open_sink(sink, self.name, recorded, state)
         self._progress.begin(position, recorded.lsn, holds_position=sink.capabilities.holds_position)
         self._check_log(position)
         if self._reached() or self._stop.is_set():

@@ -236,6 +236,30 @@ def test_a_running_pipeline_is_neither_removed_nor_moved(made: State, other: Sta
     assert made.owner("copy") is None
 
 
+def test_a_pipeline_registered_anew_has_a_later_epoch_than_any_that_was_removed(made: State) -> None:
+    for _ in range(3):
+        last = made.claim_pipeline("copy").epoch
+    made.release("copy")
+    made.remove("copy")
+    made.register("copy", Lsn(700))
+    made.register("heir of its target", Lsn(700))
+    assert made.claim_pipeline("copy").epoch > last
+    assert made.claim_pipeline("heir of its target").epoch > last
+
+
+def test_a_pipeline_is_fresh_until_its_owner_has_opened_the_target(made: State, other: State) -> None:
+    made.claim_pipeline("copy")
+    assert made.is_fresh("copy")
+    other.begun("copy")  # not the owner
+    assert made.is_fresh("copy")
+    made.begun("copy")
+    assert not made.is_fresh("copy")
+    made.release("copy")
+    made.remove("copy")
+    made.register("copy", Lsn(700))
+    assert made.is_fresh("copy")
+
+
 def test_its_own_owner_may_move_a_pipeline_and_store_on(made: State) -> None:
     made.claim_pipeline("copy")
     made.reposition("copy", Lsn(50))

@@ -1,0 +1,66 @@
+"""Where a pipeline begins: by its target's record, or by its own row when it was just registered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runnel.log.api import Lineage
+from runnel.postgres.lsn import Lsn
+from runnel.progress.position import Position
+from runnel.sinks.files.growing import GrowingFiles
+from runnel.sinks.files.settings import FilesSettings
+from runnel.sinks.opening import open_sink
+
+LINEAGE = Lineage("7", 1, "s")
+
+
+class FakeState:
+    def __init__(self, *, fresh: bool) -> None:
+        self.fresh = fresh
+
+    def is_fresh(self, pipeline: str) -> bool:
+        return self.fresh
+
+    def begun(self, pipeline: str) -> None:
+        self.fresh = False
+
+
+def opened(directory: Path, epoch: int, lsn: int, *, fresh: bool) -> tuple[Lsn, Any]:
+    sink = GrowingFiles(FilesSettings(type="files", path=str(directory)))
+    state: Any = FakeState(fresh=fresh)
+    position = open_sink(sink, "p", Position(LINEAGE, epoch, Lsn(lsn)), state)
+    assert sink.flush() == position.lsn
+    return position.lsn, state
+
+
+def test_a_new_target_begins_where_the_pipeline_was_registered(tmp_path: Path) -> None:
+    lsn, state = opened(tmp_path, 1, 100, fresh=True)
+    assert lsn == 100
+    assert not state.fresh
+
+
+def test_the_targets_record_counts_for_a_pipeline_that_has_begun(tmp_path: Path) -> None:
+    opened(tmp_path, 1, 100, fresh=True)
+    assert opened(tmp_path, 2, 900, fresh=False)[0] == 100
+
+
+def test_a_pipeline_registered_anew_does_not_go_back_to_where_an_earlier_one_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(tmp_path, 1, 100, fresh=True)
+    lsn, state = opened(tmp_path, 2, 900, fresh=True)
+    assert lsn == 900
+    assert not state.fresh
+    assert "0/384" in caplog.text
+    assert opened(tmp_path, 3, 900, fresh=False)[0] == 900
+
+
+def test_a_record_later_than_the_registration_counts_so_that_nothing_comes_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(tmp_path, 1, 900, fresh=True)
+    assert opened(tmp_path, 2, 500, fresh=True)[0] == 900
+    assert not caplog.records
