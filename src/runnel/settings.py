@@ -131,7 +131,7 @@ def invalid(message: str, hint: str, *, at: str | int | None = None) -> Pydantic
 
 
 REVEAL = {"reveal": True}
-"""Serialization context for the one file that must hold secrets (mode 0600, see `write_effective`)."""
+"""Serialization context for the one file that must hold secrets (see `config.effective`)."""
 
 
 def _show_secret(secret: SecretStr, info: SerializationInfo) -> str:

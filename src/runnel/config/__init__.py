@@ -2,7 +2,7 @@
 
 from ..redaction import redact
 from .flags import sink_from_flag
-from .loading import DEFAULT_FILE, load, write_effective
+from .loading import DEFAULT_FILE, effective, load, write_effective
 from .models import Batch, Config, Log, Pipeline, Source, Spark, State
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Source",
     "Spark",
     "State",
+    "effective",
     "load",
     "redact",
     "sink_from_flag",

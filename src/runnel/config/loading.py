@@ -1,7 +1,7 @@
 """From a file, the environment and flags to a checked `Config`.
 
-Later wins: defaults, the file, `RUNNEL_*` variables, flags. A file written by `write_effective` holds
-the result of all that for a child process and is taken as it stands: its values are not expanded
+Later wins: defaults, the file, `RUNNEL_*` variables, flags. A file with what `effective` gives
+is the result of all that, for a child process, and is taken as it stands: its values are not expanded
 again (a password may contain `${`) and the child's environment does not override a flag.
 """
 
@@ -40,10 +40,10 @@ def load(
     document = Document()
     if path is None and default is not None and default.exists():
         path = default
-    effective = path is not None and _is_effective(path)
+    resolved = path is not None and _is_effective(path)
     if path is not None:
-        document = read_document(path, None if effective else environ)
-    if not effective:
+        document = read_document(path, None if resolved else environ)
+    if not resolved:
         for place, variable in _variables(environ).items():
             document.put(place, environ[variable], variable)
     for dots, value in (overrides or {}).items():
@@ -61,12 +61,17 @@ def load(
     return config
 
 
-def write_effective(config: Config, path: Path) -> None:
-    """For the child processes of a supervisor: everything resolved, secrets included, mode 0600."""
+def effective(config: Config) -> str:
+    """For the child processes of a supervisor: everything resolved, secrets included."""
     content = json.dumps(config.model_dump(mode="json", by_alias=True, context=REVEAL), indent=1)
+    return f"{_EFFECTIVE}{content}\n"
+
+
+def write_effective(config: Config, path: Path) -> None:
+    """As a file, mode 0600."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(_EFFECTIVE + content + "\n")
+        file.write(effective(config))
     os.replace(temporary, path)
 
 

@@ -20,11 +20,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
 from ..progress.owners import OWNER_VARIABLE, identity
+from .handover import Handover
 
 REFUSED = (2, 3)
 """Exit codes after which starting again is no use."""
@@ -53,7 +53,7 @@ Said = Event | Line
 class Child:
     name: str
     arguments: Sequence[str]
-    config: Path
+    config: Handover
     said: SimpleQueue[Said]
     process: subprocess.Popen[bytes] | None = None
     error: tuple[str, str] | None = None
@@ -75,11 +75,11 @@ class Child:
         environment = {**os.environ, **owner, "RUNNEL_EVENTS_FD": str(events_out)}
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "runnel", "-c", str(self.config), *self.arguments],
+                [sys.executable, "-m", "runnel", "-c", str(self.config.path), *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=environment,
-                pass_fds=(events_out,),
+                pass_fds=(events_out, *self.config.descriptors),
                 start_new_session=True,
                 preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  only one system call is made there
             )

@@ -14,17 +14,16 @@ What must hold:
 from __future__ import annotations
 
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from ..config import Config, write_effective
+from ..config import Config
 from ..errors import Kind, RunnelError
 from .child import REFUSED, Child, Event, Said
 from .display import Display, Shown, make_display
+from .handover import hand_over
 from .once import mark_now, refuse_paused
 
 LOOK = 0.1
@@ -67,9 +66,7 @@ class Supervisor:
             self._patiently(lambda: until.append(str(mark_now(self._config.source_url))))
         if self._asked:
             return 0
-        with tempfile.TemporaryDirectory(prefix="runnel-") as directory:
-            file = Path(directory) / "config.yaml"
-            write_effective(self._config, file)
+        with hand_over(self._config) as file:
             bound = ["--until", until[0]] if until else []
             capture = Child(CAPTURE, ["capture"], file, self._said)
             pipelines = Child(PIPELINES, ["pipeline", *self._pipelines, *bound], file, self._said)
