@@ -145,6 +145,32 @@ def test_dead_letters_keep_a_row_apart_under_every_key_it_gets(shop: Shop, runne
     ]
 
 
+def test_the_key_that_a_rejected_change_moved_its_row_away_from_waits_behind_it(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    text = shop.config(more=", on_error: dead_letter")
+    runnel_cli.config(text.replace("path: out}", "path: out, max_record_bytes: 4096}"))
+    runnel_cli.run("init")
+    shop.pg.execute(
+        "INSERT INTO orders VALUES (1, 'first')",
+        "UPDATE orders SET id = 5, note = repeat('x', 9000) WHERE id = 1",
+        "INSERT INTO orders VALUES (1, 'second')",
+    )
+    runnel_cli.run("run", "--once")
+    shop.pg.execute(
+        "UPDATE orders SET note = 'third' WHERE id = 1", "INSERT INTO orders VALUES (6, 'other')"
+    )
+    runnel_cli.run("run", "--once")
+    assert shop.copy() == {1: "first", 6: "other"}
+    letters = runnel_cli.run("dead-letters", "list", "--json").stdout.splitlines()
+    changes = [json.loads(json.loads(letter)["change"]) for letter in letters]
+    assert sorted((change["op"], change["key"]["id"]) for change in changes) == [
+        ("insert", 1),
+        ("update", 1),
+        ("update", 5),
+    ]
+
+
 def test_a_running_query_learns_which_keys_are_parked_and_which_are_free_again(
     shop: Shop, runnel_cli: RunnelCli
 ) -> None:

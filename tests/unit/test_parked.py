@@ -20,6 +20,10 @@ def told(some: Window) -> list[tuple[str, str, str]]:
     return [(c["op"], c["table"], json.dumps(c.get("key"), separators=(",", ":"))) for c in found]
 
 
+def letter(table: str, key: str, old: str | None = None) -> Reject:
+    return Reject(Lsn(100), 0, table, key, "{}", "too long", old)
+
+
 def test_a_window_without_a_parked_table_passes_untouched() -> None:
     some = window(Transaction(100, (insert(1, "a", into=OTHER),)))
     kept, letters = Parked(PARKED).divide(some)
@@ -58,6 +62,22 @@ def test_a_parked_row_stays_parked_under_its_new_key_also_in_the_next_window() -
     assert [one.key for one in letters] == ['{"id":5}']
 
 
+def test_the_key_that_a_letter_moves_its_row_away_from_is_parked_behind_it() -> None:
+    parked = Parked([("public.items", '{"id":5}')])
+    kept, letters = parked.divide(
+        window(Transaction(100, (insert(1, "a"), update(5, "moved", old=(1,)), insert(1, "b"))))
+    )
+    assert told(kept) == [("insert", "items", '{"id":1}')]
+    assert [(one.key, one.old_key) for one in letters] == [('{"id":5}', '{"id":1}'), ('{"id":1}', None)]
+    kept, letters = parked.divide(window(Transaction(200, (update(1, "c"), insert(7, "d")))))
+    assert told(kept) == [("insert", "items", '{"id":7}')]
+
+
+def test_a_row_that_moves_to_a_parked_key_leaves_its_own_parked() -> None:
+    _, letters = Parked(PARKED).divide(window(Transaction(100, (update(1, "x", old=(9,)), insert(9, "y")))))
+    assert [(one.key, one.old_key) for one in letters] == [('{"id":1}', '{"id":9}'), ('{"id":9}', None)]
+
+
 def test_a_full_old_row_tells_its_key() -> None:
     full = window(Transaction(100, (update(5, "moved", old=(1, "before")), update(7, "x", old=(7, "y")))))
     kept, letters = Parked(PARKED).divide(full)
@@ -88,6 +108,7 @@ def test_a_message_is_parked_by_its_name_and_those_behind_it_stay() -> None:
 def test_keys_of_a_table_that_is_parked_whole_make_no_difference() -> None:
     whole = covering([("a", None), ("a", "1"), ("b", "1")])
     assert whole == covering([("b", "1"), ("a", None), ("a", "2")])
-    assert covers(whole, ("a", "3"))
-    assert covers(whole, ("b", "1"))
-    assert not covers(whole, ("b", "2"))
+    assert covers(whole, letter("a", "3", old="4"))
+    assert covers(whole, letter("b", "1"))
+    assert not covers(whole, letter("b", "2"))
+    assert not covers(whole, letter("b", "1", old="2"))

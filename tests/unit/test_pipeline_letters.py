@@ -11,8 +11,8 @@ import pytest
 from runnel.config.models import Config
 from runnel.errors import Kind, RunnelError
 from runnel.postgres.lsn import Lsn
+from runnel.progress.letters import Key
 from runnel.sinks.api import Reject
-from runnel.spark.parked import Key
 from runnel.spark.pipeline import Pipeline, Rerun
 from runnel.spark.receipts import BatchReport, TaskReport
 
@@ -31,8 +31,8 @@ class Told:
         return lambda *_, **__: self.calls.append(name)
 
 
-def letter(key: str, table: str = "public.t") -> Reject:
-    return Reject(Lsn(100), 0, table, key, "{}", "too long")
+def letter(key: str, old_key: str | None = None) -> Reject:
+    return Reject(Lsn(100), 0, "public.t", key, "{}", "too long", old_key)
 
 
 def report(*, rejects: Iterable[Reject] = (), letters: Iterable[Reject] = ()) -> BatchReport:
@@ -62,18 +62,19 @@ def test_a_letter_under_a_key_the_query_does_not_know_starts_it_anew_behind_the_
     told = Told()
     some = pipeline(tmp_path, told, [("public.t", "1")])
     some._commit(report(letters=[letter("1")]))
-    assert told.calls == ["store_letters", "park", "commit", "committed", "store"]
-    told.calls.clear()
-    with pytest.raises(Rerun):
-        some._commit(report(letters=[letter("1"), letter("2")]))
-    assert told.calls == ["store_letters", "park", "commit", "committed", "store"]
+    assert told.calls == ["store_letters", "commit", "committed", "store"]
+    for unknown in (letter("2"), letter("1", old_key="2")):
+        told.calls.clear()
+        with pytest.raises(Rerun):
+            some._commit(report(letters=[letter("1"), unknown]))
+        assert told.calls == ["store_letters", "commit", "committed", "store"]
 
 
 def test_a_reject_parks_its_key_before_anything_is_committed(tmp_path: Path) -> None:
     told = Told()
     with pytest.raises(Rerun):
         pipeline(tmp_path, told, [])._commit(report(rejects=[letter("1")]))
-    assert told.calls == ["store_letters", "park"]
+    assert told.calls == ["store_letters"]
 
 
 @pytest.mark.parametrize("parked", [("public.t", "1"), ("public.t", None)])

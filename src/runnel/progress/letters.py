@@ -1,13 +1,14 @@
 """Dead letters: changes a sink could not take, and the keys that are parked because of them.
 
 A letter is stored, keyed (pipeline, lsn, seq), before the commit that passes it; storing it again
-changes nothing. From then on its (table, key) is parked: later changes of it become letters too.
+adds at most the old key. A (table, key) is parked exactly as long as there is a letter that has this key
+or moves a row away from it: later changes of it become letters too.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, LiteralString, Protocol
@@ -16,6 +17,9 @@ from psycopg import Connection
 from psycopg.rows import TupleRow
 
 from ..postgres.lsn import Lsn
+
+Key = tuple[str, str | None]
+"""(table, key as JSON text); without a key: all of the table."""
 
 
 class Rejected(Protocol):
@@ -30,6 +34,8 @@ class Rejected(Protocol):
     @property
     def key(self) -> str | None: ...
     @property
+    def old_key(self) -> str | None: ...
+    @property
     def change(self) -> str: ...
     @property
     def reason(self) -> str: ...
@@ -43,45 +49,45 @@ class Letter:
     table: str
     key: str | None
     """As JSON text; None: the table has no key."""
+    old_key: str | None
+    """The key it moves its row away from."""
     change: str
     """In Runnel's default JSON."""
     reason: str
     stored_at: datetime
 
 
+def keys(of: Rejected | Letter) -> list[Key]:
+    """What has to stay behind this change: its row's key, and the one that the row leaves."""
+    return [(of.table, of.key)] + ([(of.table, of.old_key)] if of.old_key is not None else [])
+
+
 def store(
-    connection: Connection[TupleRow], subscription: str, pipeline: str, rejects: Iterable[Rejected]
+    connection: Connection[TupleRow], subscription: str, pipeline: str, rejects: Sequence[Rejected]
 ) -> None:
-    rows = [
-        (subscription, pipeline, str(r.lsn), r.seq, r.table, r.key, r.change, r.reason) for r in rejects
-    ]
-    with connection.cursor() as cursor:
+    """Store letters and park their keys."""
+    parked = sorted({key for reject in rejects for key in keys(reject)}, key=str)
+    with connection.transaction(), connection.cursor() as cursor:
+        # A sink does not tell the old key; when its batch runs again it is known.
         cursor.executemany(
-            "INSERT INTO runnel.dead_letters"
-            ' (subscription, pipeline, lsn, seq, "table", key, change, reason)'
-            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
-            rows,
+            "INSERT INTO runnel.dead_letters AS l"
+            ' (subscription, pipeline, lsn, seq, "table", key, old_key, change, reason)'
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (subscription, pipeline, lsn, seq)"
+            " DO UPDATE SET old_key = excluded.old_key"
+            " WHERE l.old_key IS NULL AND excluded.old_key IS NOT NULL",
+            [
+                (subscription, pipeline, str(r.lsn), r.seq, r.table, r.key, r.old_key, r.change, r.reason)
+                for r in rejects
+            ],
         )
-
-
-def park(
-    connection: Connection[TupleRow],
-    subscription: str,
-    pipeline: str,
-    keys: Iterable[tuple[str, str | None]],
-) -> None:
-    rows = [(subscription, pipeline, table, _digest(key), key) for table, key in sorted(set(keys), key=str)]
-    with connection.cursor() as cursor:
         cursor.executemany(
             'INSERT INTO runnel.parked (subscription, pipeline, "table", digest, key)'
             " VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
-            rows,
+            [(subscription, pipeline, table, _digest(key), key) for table, key in parked],
         )
 
 
-def parked(
-    connection: Connection[TupleRow], subscription: str, pipeline: str
-) -> list[tuple[str, str | None]]:
+def parked(connection: Connection[TupleRow], subscription: str, pipeline: str) -> list[Key]:
     rows = connection.execute(
         'SELECT "table", key FROM runnel.parked WHERE subscription = %s AND pipeline = %s'
         ' ORDER BY "table", key NULLS FIRST',
@@ -103,7 +109,7 @@ def find(
     # l.lsn: a bare lsn would be the text that is selected, and order as text
     order: LiteralString = '"table", key NULLS FIRST, l.lsn, seq' if by_key else "l.lsn, seq"
     query: LiteralString = (
-        'SELECT pipeline, lsn::text, seq, "table", key, change, reason, stored_at'
+        'SELECT pipeline, lsn::text, seq, "table", key, old_key, change, reason, stored_at'
         " FROM runnel.dead_letters l"
         " WHERE subscription = %(subscription)s AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)"
         ' AND (%(table)s::text IS NULL OR "table" = %(table)s) AND (%(key)s::text IS NULL OR key = %(key)s)'
@@ -134,10 +140,8 @@ def drop(
     at: Sequence[tuple[Lsn, int]] | None = None,
 ) -> int:
     """Forget letters: all of the pipeline, of a table, of a key, or those at these (lsn, seq).
-
-    A key none of whose letters is left is parked no longer; nor is any key of a table without letters
-    (a key can be parked without a letter of its own: its row got that key by a change that is one).
-    """
+    A key that none
+       of those left has or moves away from is parked no longer."""
     values: dict[str, Any] = {
         "subscription": subscription,
         "pipeline": pipeline,
@@ -148,31 +152,25 @@ def drop(
     }
     with connection.transaction():
         dropped = connection.execute(
-            "WITH gone AS (DELETE FROM runnel.dead_letters"
-            "  WHERE subscription = %(subscription)s AND pipeline = %(pipeline)s"
-            '  AND (%(table)s::text IS NULL OR "table" = %(table)s)'
-            "  AND (%(key)s::text IS NULL OR key = %(key)s)"
-            "  AND (%(lsns)s::pg_lsn[] IS NULL OR (lsn, seq) IN"
-            "   (SELECT * FROM unnest(%(lsns)s::pg_lsn[], %(seqs)s::bigint[])))"
-            ' RETURNING "table", key)'
-            ' SELECT "table", key, count(*) FROM gone GROUP BY "table", key',
+            "DELETE FROM runnel.dead_letters"
+            " WHERE subscription = %(subscription)s AND pipeline = %(pipeline)s"
+            ' AND (%(table)s::text IS NULL OR "table" = %(table)s)'
+            " AND (%(key)s::text IS NULL OR key = %(key)s)"
+            " AND (%(lsns)s::pg_lsn[] IS NULL OR (lsn, seq) IN"
+            "  (SELECT * FROM unnest(%(lsns)s::pg_lsn[], %(seqs)s::bigint[])))",
             values,
-        ).fetchall()
-        connection.execute(
-            "DELETE FROM runnel.parked p WHERE subscription = %(subscription)s AND pipeline = %(pipeline)s"
-            " AND (NOT EXISTS (SELECT FROM runnel.dead_letters l WHERE l.subscription = p.subscription"
-            '   AND l.pipeline = p.pipeline AND l."table" = p."table")'
-            '  OR (p."table", p.digest) IN (SELECT * FROM unnest(%(tables)s::text[], %(digests)s::bytea[]))'
-            "  AND NOT EXISTS (SELECT FROM runnel.dead_letters l WHERE l.subscription = p.subscription"
-            '   AND l.pipeline = p.pipeline AND l."table" = p."table"'
-            "   AND l.key IS NOT DISTINCT FROM p.key))",
-            {
-                **values,
-                "tables": [row[0] for row in dropped],
-                "digests": [_digest(row[1]) for row in dropped],
-            },
         )
-    return sum(int(row[2]) for row in dropped)
+        # '' is no key: so it can stand for none, and the join is a plain equality
+        connection.execute(
+            "WITH letters AS (SELECT * FROM runnel.dead_letters"
+            "  WHERE subscription = %(subscription)s AND pipeline = %(pipeline)s)"
+            " DELETE FROM runnel.parked p WHERE subscription = %(subscription)s AND pipeline = %(pipeline)s"
+            " AND NOT EXISTS (SELECT FROM (SELECT \"table\", coalesce(key, '') AS key FROM letters"
+            '   UNION ALL SELECT "table", old_key FROM letters) held'
+            '  WHERE held."table" = p."table" AND held.key = coalesce(p.key, \'\'))',
+            values,
+        )
+    return dropped.rowcount
 
 
 def _digest(key: str | None) -> bytes:

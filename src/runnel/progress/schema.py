@@ -82,6 +82,7 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         seq bigint NOT NULL,
         "table" text NOT NULL,
         key text,
+        old_key text,
         change text NOT NULL,
         reason text NOT NULL,
         stored_at timestamptz NOT NULL DEFAULT now(),
@@ -89,6 +90,7 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     );
     COMMENT ON TABLE runnel.dead_letters IS
         'changes that a sink could not take, stored before they were passed';
+    COMMENT ON COLUMN runnel.dead_letters.old_key IS 'the key that this change moves its row away from';
 
     CREATE TABLE runnel.parked (
         subscription text NOT NULL REFERENCES runnel.subscription ON DELETE CASCADE,

@@ -25,7 +25,7 @@ from ..log.api import Lineage
 from ..postgres.connect import Connection, connect
 from ..postgres.lsn import Lsn
 from . import letters, owners, pipelines, schema
-from .letters import Letter, Rejected
+from .letters import Key, Letter, Rejected
 from .owners import AlreadyRunning, Owner
 from .position import Position
 from .records import PipelineRow, Subscription
@@ -338,17 +338,12 @@ class State:
 
     # dead letters
 
-    def store_letters(self, pipeline: str, rejects: Iterable[Rejected]) -> None:
+    def store_letters(self, pipeline: str, rejects: Sequence[Rejected]) -> None:
+        """Their keys are parked from then on."""
         with self._lock:
             letters.store(self.connection, self.name, pipeline, rejects)
 
-    def park(self, pipeline: str, rejects: Iterable[Rejected | tuple[str, str | None]]) -> None:
-        """Park the (table, key) of each; a key that a parked row moves to is given as such a pair."""
-        keys = [r if isinstance(r, tuple) else (r.table, r.key) for r in rejects]
-        with self._lock:
-            letters.park(self.connection, self.name, pipeline, keys)
-
-    def parked(self, pipeline: str) -> list[tuple[str, str | None]]:
+    def parked(self, pipeline: str) -> list[Key]:
         with self._lock:
             return letters.parked(self.connection, self.name, pipeline)
 

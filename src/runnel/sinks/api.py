@@ -71,6 +71,8 @@ class Reject:
     change: str
     """The change in Runnel's default JSON."""
     reason: str
+    old_key: str | None = None
+    """The key it moves the row away from. Not the sink's to say: whoever takes out parked keys sees it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 What comes in: a window and the (table, key) pairs that are parked (without a key: the whole table).
 What goes out: the window without their changes, and those changes as letters, in order.
 
-What must hold: a parked row that gets another key stays parked under it, also for the rest of the
-task (there is only one while keys are parked); the driver starts the query anew for the next batch to
-know of it. A message has no key and stands for itself: its name, (lsn, seq), is parked under the table
-"", so that it is left out when its batch runs again and messages behind it are delivered. Windows
-without a parked table pass untouched; only rows of parked tables are looked at one by one.
+What must hold: a parked row that gets another key stays parked under it, and the key that a letter moves
+a row away from is parked too: the target still has that row. Both count for the rest of the task (there
+is only one while keys are parked); the driver starts the query anew for the next batch to know of them.
+A message has no key and stands for itself: its name, (lsn, seq), is parked under the table "", so that
+it is left out when its batch runs again and messages behind it are delivered. Windows without a parked
+table pass untouched; only rows of parked tables are looked at one by one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from ..changes.block import Block, Op, Window
 from ..marshal.json import member, single
 from ..postgres.lsn import Lsn
+from ..progress.letters import Key, keys
 from ..sinks.api import Reject
 
 MESSAGES = ""
@@ -37,10 +39,6 @@ class _Row:
     old_key: str | None
 
 
-Key = tuple[str, str | None]
-"""(table, key as JSON text); without a key: all of the table."""
-
-
 def covering(parked: Iterable[Key]) -> frozenset[Key]:
     """The same set in the fewest words: a table that is parked whole needs no keys. Equal sets park
     the same changes."""
@@ -48,8 +46,9 @@ def covering(parked: Iterable[Key]) -> frozenset[Key]:
     return frozenset(one for one in every if one[1] is None or (one[0], None) not in every)
 
 
-def covers(parked: frozenset[Key], one: Key) -> bool:
-    return one in parked or (one[0], None) in parked
+def covers(parked: frozenset[Key], letter: Reject) -> bool:
+    """Whether everything that must stay behind the letter is parked."""
+    return (letter.table, None) in parked or parked.issuperset(keys(letter))
 
 
 def named(reject: Reject) -> Reject:
@@ -80,18 +79,21 @@ class Parked:
             table = block.relation.label if block.relation is not None else MESSAGES
             if table not in self._keys:
                 continue
-            keys = _keys(window, block)
+            now = _keys(window, block)
             old = _old_keys(window, block)
             for row, order in enumerate(block.order.tolist()):
-                yield _Row(order, at, row, table, keys[row], old[row] if old else None)
+                yield _Row(order, at, row, table, now[row], old[row] if old else None)
 
     def _takes(self, row: _Row) -> bool:
-        keys = self._keys[row.table]
-        if None in keys:
+        parked = self._keys[row.table]
+        if None in parked:
             return True
-        if row.key is None or (row.key not in keys and row.old_key not in keys):
+        if row.key is None:
             return False  # a truncate has no key: it empties the table for the parked rows as well
-        keys.add(row.key)
+        touched = {row.key} if row.old_key is None else {row.key, row.old_key}
+        if parked.isdisjoint(touched):
+            return False
+        parked |= touched
         return True
 
     def _letter(self, window: Window, row: _Row) -> Reject:
@@ -103,6 +105,7 @@ class Parked:
             key=row.key,
             change=single(window, row.block, row.row),
             reason=REASON,
+            old_key=row.old_key if row.old_key != row.key else None,
         )
 
 
@@ -110,16 +113,16 @@ def _keys(window: Window, block: Block) -> list[str | None]:
     if block.op is Op.MESSAGE:
         places = zip(window.lsn(block).tolist(), block.seq.tolist(), strict=True)
         return [_name(Lsn(lsn), seq) for lsn, seq in places]
-    keys: list[str | None] = member(window, block, "key").to_pylist()
-    return keys
+    texts: list[str | None] = member(window, block, "key").to_pylist()
+    return texts
 
 
 def _old_keys(window: Window, block: Block) -> list[str | None] | None:
     """The keys that rows had before an update: what a delete of the old row would call its key."""
     if block.op is not Op.UPDATE or block.old is None:
         return None
-    keys: list[str | None] = member(window, replace(block, op=Op.DELETE, new=None), "key").to_pylist()
-    return keys
+    texts: list[str | None] = member(window, replace(block, op=Op.DELETE, new=None), "key").to_pylist()
+    return texts
 
 
 def _without(window: Window, taken: list[_Row]) -> Window:

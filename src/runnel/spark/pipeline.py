@@ -31,6 +31,7 @@ from ..events import emit
 from ..failpoints import failpoint
 from ..log import open_log
 from ..postgres.lsn import Lsn
+from ..progress.letters import Key
 from ..progress.owners import AlreadyRunning
 from ..progress.position import Position
 from ..progress.state import State
@@ -38,7 +39,7 @@ from ..sinks.api import Batch, Plan, Reject, Sink
 from ..sinks.opening import open_sink
 from ..sinks.registry import SINKS, SinkContext
 from . import session as spark_session
-from .parked import Key, covering, covers
+from .parked import covering, covers
 from .progress import Progress
 from .receipts import BatchReport
 from .work import WorkSpec
@@ -340,14 +341,13 @@ class Pipeline:
             self._park(state, report.rejects)
         if report.letters:
             state.store_letters(self.name, report.letters)
-            state.park(self.name, report.letters)
         batch = Batch(report.start, report.end, report.first_time, report.last_time)
         durable = sink.commit(batch, [task.receipt() for task in report.reports])
         failpoint("pipeline.delivered")
         self._progress.committed(report, durable)
         self._progress.store(state)
-        if not all(covers(self._parked, (letter.table, letter.key)) for letter in report.letters):
-            raise Rerun  # a parked row got another key, which the next batch must know
+        if not all(covers(self._parked, letter) for letter in report.letters):
+            raise Rerun  # a letter moves a row to or away from a key that the next batch must know
 
     def _park(self, state: State, rejects: list[Reject]) -> None:
         """Nothing of this batch was published yet: it either fails here or runs again."""
@@ -355,10 +355,9 @@ class Pipeline:
             hint = "mend the cause and start again, or set on_error: dead_letter to go on without it"
             raise _undeliverable(rejects[0], "cannot be delivered", hint)
         for one in rejects:  # once more would be for ever
-            if covers(self._parked, (one.table, one.key)):
+            if covers(self._parked, one):
                 raise _undeliverable(one, "is parked and came to the sink", DEFECT)
         state.store_letters(self.name, rejects)
-        state.park(self.name, rejects)
         raise Rerun
 
     # state, log and words

@@ -205,7 +205,6 @@ def test_letters_are_listed_shown_and_dropped(cli: RunnelCli, state: State) -> N
     change = '{"op":"insert","after":{"name":"[bold]ü[/]"}}'
     rejects = [Reject(Lsn(n), 2, "public.t", f'{{"id":{n}}}', change, "too long") for n in (16, 32)]
     state.store_letters("copy", rejects)
-    state.park("copy", rejects)
     listed = cli.run("dead-letters", "list").stdout
     assert "0/10:2" in listed
     assert "too long" in listed
