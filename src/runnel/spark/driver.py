@@ -23,9 +23,10 @@ from ..config.models import Config
 from ..errors import RunnelError, UsageError
 from ..events import emit
 from ..postgres.lsn import Lsn
-from .pipeline import JVM_ENDED, Outcome, Pipeline
+from .pipeline import Outcome, Pipeline
 from .scratch import scratch_directory
 from .session import open_session
+from .trouble import JVM_ENDED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,6 @@ What must hold:
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -41,7 +40,9 @@ from ..sinks.registry import SINKS, SinkContext
 from . import session as spark_session
 from .parked import covering, covers
 from .progress import Progress
+from .query import start
 from .receipts import BatchReport
+from .trouble import as_error, query_error, undeliverable
 from .work import WorkSpec
 
 if TYPE_CHECKING:
@@ -61,8 +62,6 @@ LOST_OWNER_PATIENCE = 90.0
 """After our own connection was cut the server may hold our lock this long."""
 
 
-JVM_ENDED = "Spark's JVM ended"
-_STARTING = threading.Lock()
 DEFECT = "the sink calls its key otherwise than the log does: please report it"
 
 
@@ -127,7 +126,7 @@ class Pipeline:
             except Rerun:
                 continue
             except Exception as caught:  # noqa: BLE001  whatever it is, it is told and classified here
-                error = _as_error(caught)
+                error = as_error(caught)
                 lost = isinstance(caught, psycopg.OperationalError)
             finally:
                 self._close_sink()
@@ -179,7 +178,7 @@ class Pipeline:
             if self._stop.is_set() or self._reached():
                 return
             if not query.isActive:
-                raise _query_error(query)
+                raise query_error(query)
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK
@@ -279,9 +278,6 @@ class Pipeline:
             tasks = 1
         max_bytes = self._settings.batch.max_bytes
         options = {
-            "view": "work",
-            "log": self._log.path,
-            "spec": json.dumps(spec.to_json()),
             "start": str(position.lsn),
             "tasks": str(tasks),
             "max_bytes": str(min(max_bytes, PARKED_MAX_BYTES) if parked else max_bytes),
@@ -292,25 +288,14 @@ class Pipeline:
             options["until"] = str(self._until)
         checkpoint = self._fresh_checkpoint()
         life = self._life
-        # Spark keeps the environment of a registered source's workers in one plain HashMap and adds to it
-        # whenever it starts one: two queries that begin together damage it for good, and every task of
-        # theirs then fails to be read. So each query registers the source, and a map, of its own.
-        with _STARTING:
-            from .source import RunnelDataSource
-
-            spark.dataSource.register(RunnelDataSource)
-            spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.name)
-            query: StreamingQuery = (
-                spark.readStream.format("runnel")
-                .options(**options)
-                .load()
-                .writeStream.foreachBatch(lambda frame, _: self._deliver(life, frame))
-                .option("checkpointLocation", checkpoint)
-                .trigger(processingTime="0 seconds")
-                .queryName(f"{self.name}-{life}")
-                .start()
-            )
-        return query
+        return start(
+            spark,
+            spec,
+            options,
+            checkpoint,
+            f"{self.name}-{life}",
+            lambda frame: self._deliver(life, frame),
+        )
 
     def _fresh_checkpoint(self) -> str:
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -353,10 +338,10 @@ class Pipeline:
         """Nothing of this batch was published yet: it either fails here or runs again."""
         if self._settings.on_error == "stop":
             hint = "mend the cause and start again, or set on_error: dead_letter to go on without it"
-            raise _undeliverable(rejects[0], "cannot be delivered", hint)
+            raise undeliverable(rejects[0], "cannot be delivered", hint)
         for one in rejects:  # once more would be for ever
             if covers(self._parked, one):
-                raise _undeliverable(one, "is parked and came to the sink", DEFECT)
+                raise undeliverable(one, "is parked and came to the sink", DEFECT)
         state.store_letters(self.name, rejects)
         raise Rerun
 
@@ -422,39 +407,3 @@ class Pipeline:
                 self._state.set_state(self.name, state, error=error.message if error else None)
             except psycopg.Error:
                 self._forget_state()  # the next attempt connects again and says what is wrong
-
-
-def _undeliverable(reject: Reject, what: str, hint: str) -> RunnelError:
-    key = f" key {reject.key}" if reject.key is not None else ""
-    return RunnelError(
-        f"{reject.table or 'message'}{key} at {reject.lsn} {what}: {reject.reason}",
-        hint=hint,
-        kind=Kind.DATA,
-    )
-
-
-def _as_error(caught: BaseException) -> RunnelError:
-    """What went wrong, as one sentence; what nobody foresaw may heal."""
-    if isinstance(caught, RunnelError):
-        return caught
-    text = " ".join(str(caught).split())
-    if isinstance(caught, psycopg.OperationalError):
-        return Transient(f"the state database is away: {text}", hint="it is tried again by itself")
-    if isinstance(caught, ConnectionError) or type(caught).__name__ == "Py4JNetworkError":
-        return Transient(JVM_ENDED)
-    if isinstance(caught, OSError):
-        return Transient(f"{caught.filename or 'I/O'}: {caught.strerror or text}")
-    return Transient(f"{type(caught).__name__}: {text[:500]}")
-
-
-def _query_error(query: StreamingQuery) -> RunnelError:
-    """A query that ended outside our own code: its planner or a worker died, or Spark itself failed."""
-    exception = query.exception()
-    text = str(exception) if exception is not None else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in reversed(lines):
-        name, _, message = line.partition(": ")
-        if name.rsplit(".", 1)[-1] in {"Refused", "UsageError"}:
-            return Refused(message)
-    told = next((line for line in lines if "Exception" in line or "Error" in line), "")
-    return Transient(f"a Spark process of the query ended{': ' + told[:300] if told else ''}")
