@@ -38,6 +38,9 @@ from .workload import Workload
 WARM = (100_000_000, 100_020_000)
 """Row numbers of what is delivered before the clock starts."""
 
+PATIENCE = 600.0
+"""Seconds for one backlog; a drain that takes longer has come to a standstill."""
+
 
 @dataclass(slots=True)
 class Run:
@@ -346,36 +349,43 @@ class Pipeline:
                 waiting.discard(event["who"])
                 if not waiting:
                     return
-        raise RunnelError(f"{self.name} ended before it was {state}", hint=f"see the logs in {self.home}")
+        raise RunnelError(f"{self.name} ended before it was {state}", hint=self._last_words())
 
     def fill(self, backlog: Backlog) -> None:
         """Let capture alone bring a backlog into the log."""
         log = open_log(str(self.home / "log"))
         with self.started("capture") as capture:
-            while (log.usage().end or 0) <= backlog.end:
-                self._alive(capture)
-                time.sleep(0.05)
+            self._wait(lambda: (log.usage().end or 0) > backlog.end, 0.05, capture)
 
-    def _alive(self, *processes: subprocess.Popen[bytes]) -> None:
-        if any(process.poll() is not None for process in processes):
-            raise RunnelError(f"{self.name} ended early", hint=f"see the logs in {self.home}")
+    def await_delivery(self, backlog: Backlog, step: float, *processes: subprocess.Popen[bytes]) -> None:
+        self._wait(lambda: self.delivered(backlog), step, *processes)
+
+    def _wait(self, done: Callable[[], bool], step: float, *processes: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not done():
+            if any(process.poll() is not None for process in processes):
+                raise RunnelError(f"{self.name} ended early", hint=self._last_words())
+            if time.monotonic() > deadline:
+                raise RunnelError(f"{self.name} stands still", hint=self._last_words())
+            time.sleep(step)
+
+    def _last_words(self) -> str:
+        """Its logs go with the scratch directory."""
+        tails = [log.read_text(errors="replace")[-1000:] for log in sorted(self.home.glob("*.log"))]
+        return "the end of its logs:\n" + "\n".join(tails)
 
     def drain(self, warm: Backlog, backlog: Backlog) -> Run:
         with (
             self.started("pipeline", *self.sinks(), until="live") as driver,
             Walsender(self.bench.url, self.slot()) as walsender,
         ):
-            while not self.delivered(warm):
-                self._alive(driver)
-                time.sleep(0.05)
+            self.await_delivery(warm, 0.05, driver)
             with Watch([driver.pid]) as before:
                 before.look()
             base = before.cpu()
             began = time.monotonic()
             with self.started("capture") as capture, Watch([driver.pid, capture.pid]) as watch:
-                while not self.delivered(backlog):
-                    self._alive(driver, capture)
-                    time.sleep(0.01)
+                self.await_delivery(backlog, 0.01, driver, capture)
                 seconds = time.monotonic() - began
                 watch.look()
                 cpu = watch.cpu()

@@ -94,9 +94,7 @@ def idle(bench: Bench, seconds: int = 30) -> dict[str, Any]:
     pipeline = Pipeline(bench, "idle", FILES)
     pipeline.init()
     with pipeline.started("run", until="live") as process, Watch([process.pid], 0.5) as watch:
-        time.sleep(
-            15
-        )  # let the JVM finish what its start left: this measures rest, there is no event for it
+        time.sleep(15)  # this measures rest: the JVM finishes what its start left, and says no word of it
         watch.look()
         before, began = watch.cpu(), time.monotonic()
         time.sleep(seconds)
@@ -119,8 +117,7 @@ def huge(bench: Bench, rows: int = 3_000_000) -> dict[str, Any]:
         with pipeline.started("run", until="live") as process, Watch([process.pid], 0.1) as watch:
             began = time.monotonic()
             backlog = bench.load(work, 0, size)
-            while not pipeline.delivered(backlog):
-                time.sleep(0.1)
+            pipeline.await_delivery(backlog, 0.1, process)
             out[f"{label}_seconds"] = round(time.monotonic() - began, 1)
             watch.look()
         out[f"{label}_mib"] = {k: v >> 20 for k, v in watch.peak().items()}

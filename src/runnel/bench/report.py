@@ -19,8 +19,15 @@ from .drain import Bench, Result
 from .workload import INSERTS, MIXED, SINGLES, Workload
 
 JSONL: dict[str, Any] = {"type": "files", "format": "jsonl"}
-PARQUET: dict[str, Any] = {"type": "files", "format": "parquet"}
+PARQUET: dict[str, Any] = {"type": "files", "format": "parquet", "roll_seconds": 0.2}
+"""Rolled at once: a file, and with it the position, else waits ten minutes for more."""
 STDOUT: dict[str, Any] = {"type": "stdout"}
+
+DRAINS: tuple[tuple[Workload, dict[str, dict[str, Any]]], ...] = (
+    (INSERTS, {"jsonl": JSONL, "parquet": PARQUET, "stdout": STDOUT}),
+    (MIXED, {"jsonl": JSONL}),
+    (SINGLES, {"jsonl": JSONL}),
+)
 
 SERVER = {
     "fsync": "off",
@@ -53,15 +60,11 @@ def _measure(bench: Bench, console: Console, parts: tuple[str, ...], repeat: int
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "machine": _machine(),
     }
-    if "drain" in parts:
-        results: list[Result] = []
-        plans: tuple[tuple[Workload, dict[str, dict[str, Any]]], ...] = (
-            (INSERTS, {"jsonl": JSONL, "parquet": PARQUET, "stdout": STDOUT}),
-            (MIXED, {"jsonl": JSONL}),
-            (SINGLES, {"jsonl": JSONL}),
-        )
-        for workload, sinks in plans:
+    results: list[Result] = []
+    for workload, sinks in DRAINS:
+        if workload.name in parts:
             results += bench.compare(workload, sinks, repeat)
+    if results:
         out["drain"] = [r.to_json() for r in results]
         console.print(drain_table(results))
     for part, measure in (

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import UsageError
 
-PARTS = ("drain", "latency", "idle", "huge", "pipelines", "tables")
+PARTS = ("inserts", "mixed", "singles", "latency", "idle", "huge", "pipelines", "tables")
 
 
 def bench(
