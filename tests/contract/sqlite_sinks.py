@@ -56,9 +56,9 @@ class SingleSink:
             self._database.execute("BEGIN IMMEDIATE")
             record = _record(self._database)
             if record is not None:
-                if record.lineage != position.lineage or record.epoch > position.epoch:
+                if not position.owns(record.lineage) or record.epoch > position.epoch:
                     raise Refused("the target belongs to another lineage or a later owner")
-                position = replace(record, epoch=position.epoch)
+                position = replace(position, lsn=record.lsn, tables=record.tables)
             _store(self._database, position)
         self._epoch = position.epoch
         return position

@@ -234,6 +234,25 @@ def test_a_target_of_another_lineage_is_refused(target: Target, tmp_path: Path) 
         sink.close()
 
 
+def test_a_target_filled_before_a_failover_or_an_upgrade_is_gone_on_with(
+    target: Target, tmp_path: Path
+) -> None:
+    first = Pipeline(target, tmp_path)
+    first.run(HISTORY[:2])
+    reached = first.flush()
+    first.close()
+    if not first.sink.capabilities.holds_position:
+        pytest.skip("the target has no record")
+    promoted, upgraded = replace(LINEAGE, timeline=3), Lineage("1", 1, LINEAGE.slot)
+    for epoch, (lineage, former) in enumerate(
+        [(promoted, (LINEAGE,)), (upgraded, (LINEAGE, promoted)), (upgraded, (LINEAGE, promoted))], 5
+    ):
+        sink = target.sink()
+        opened = sink.open(Position(lineage, epoch, ORIGIN, former=former))
+        assert (opened.lineage, opened.epoch, opened.lsn) == (lineage, epoch, reached)
+        sink.close()
+
+
 def test_an_earlier_epoch_cannot_open_what_a_later_one_owns(target: Target, tmp_path: Path) -> None:
     sink = target.sink()
     sink.open(Position(LINEAGE, 5, ORIGIN))

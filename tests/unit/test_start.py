@@ -217,3 +217,18 @@ def test_a_history_file_is_read_with_comments_and_several_switches() -> None:
     assert switch_point(text, 1) == Lsn.parse("0/3000158")
     assert switch_point(text, 2) == Lsn.parse("0/50000A0")
     assert switch_point(text, 3) is None
+
+
+def test_an_accepted_promotion_is_still_refused_if_the_log_holds_what_it_lost() -> None:
+    accepted = replace(SUBSCRIPTION, lineage=replace(LINEAGE, timeline=2), former=(LINEAGE,))
+    assert go(accepted, replace(SERVER, timeline=2, history=HISTORY)).lineage == accepted.lineage
+    with pytest.raises(Refused, match="no longer exist"):
+        go(accepted, replace(SERVER, timeline=2, history="1\t0/383\tpromoted\n"))
+
+
+def test_an_accepted_server_whose_lsns_do_not_follow_is_refused() -> None:
+    new = Lineage("7499", 1, LINEAGE.slot)
+    accepted = replace(SUBSCRIPTION, lineage=new, former=(LINEAGE,), consistent_lsn=Lsn(800))
+    slot = replace(SLOT, confirmed=Lsn(800))
+    with pytest.raises(Refused, match="do not follow"):
+        go(accepted, ServerFacts("7499", 1), slot, copy=700)

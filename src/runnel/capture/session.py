@@ -130,15 +130,17 @@ class Session:
 
     def _decide(self, subscription: Subscription) -> Go:
         server = catalog.server(self._source)
+        usage, written = self._log.usage(), self._log.lineage()
         history = None
-        if server.timeline != subscription.lineage.timeline:
+        if server.timeline != subscription.lineage.timeline or (
+            written is not None and written.timeline != server.timeline
+        ):
             history = self._stream.timeline_history(server.timeline)
-        usage = self._log.usage()
         return decide(
             subscription,
             ServerFacts(server.system_id, server.timeline, history),
             read_slot(self._source, subscription.slot),
-            LogFacts(usage.first, usage.end, self._log.lineage(), self._log.path),
+            LogFacts(usage.first, usage.end, written, self._log.path),
             {
                 name: row.position.at(carry(self._log, row.position.lsn))
                 for name, row in self._state.pipelines().items()

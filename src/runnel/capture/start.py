@@ -88,6 +88,8 @@ def decide(
         )
     lineage, notes = _timeline(subscription, server, slot, log, positions)
 
+    if log.lineage is not None and log.end is not None and not log.lineage.same_source(lineage):
+        check_follows(log.end, log.path, slot)
     for pipeline, position in positions.items():
         check_position(pipeline, position, subscription, log, slot.confirmed)
     base = subscription.consistent_lsn
@@ -201,16 +203,37 @@ def _timeline(
     log: LogFacts,
     positions: Mapping[str, Position],
 ) -> tuple[Lineage, tuple[str, ...]]:
-    ours = subscription.lineage
+    ours, written = subscription.lineage, log.lineage
+    if written is not None and written.system_id == server.system_id and log.end is not None:
+        # also where `init --accept-server` took the server's timeline for ours: it did not see the log
+        switched(written.timeline, server, log.end)
     if server.timeline == ours.timeline:
         return ours, ()
     reached = max(log.end or Lsn(0), *(p.lsn for p in positions.values()), Lsn(0))
-    left = None if server.history is None else switch_point(server.history, ours.timeline)
-    sentence = f"the server went from timeline {ours.timeline} to {server.timeline}"
+    left = switched(ours.timeline, server, reached)
+    sentence = f"the server went from timeline {ours.timeline} to {server.timeline} at {left}"
+    if not slot.failover:
+        raise Refused(
+            f"{sentence}, and slot {slot.name!r} is not a failover slot: whether it followed"
+            " cannot be known",
+            hint="if it was carried over with everything it held (a tool that keeps slots on standbys, a"
+            " copy of the data directory): runnel init --accept-server; else start afresh: runnel destroy"
+            " && runnel init; source.failover: true makes the slot follow on PostgreSQL 17 and later",
+        )
+    lineage = Lineage(ours.system_id, server.timeline, ours.slot)
+    return lineage, (f"{sentence}: a clean failover, nothing was lost",)
+
+
+def switched(timeline: int, server: ServerFacts, reached: Lsn) -> Lsn:
+    """Where the server left this timeline. Refused if what we have of it, up to `reached`, it has not."""
+    if timeline == server.timeline:
+        return reached
+    left = None if server.history is None else switch_point(server.history, timeline)
+    sentence = f"the server went from timeline {timeline} to {server.timeline}"
     if left is None:
         raise Refused(
             f"{sentence}, and its history does not know ours: changes up to {reached} may not exist there",
-            hint=f"go back to the server of timeline {ours.timeline}, or start afresh:"
+            hint=f"go back to the server of timeline {timeline}, or start afresh:"
             " runnel destroy && runnel init",
         )
     if left < reached:
@@ -220,15 +243,19 @@ def _timeline(
             hint=f"remove from the targets what has an lsn of {left} or later, then"
             " runnel destroy && runnel init",
         )
-    if not slot.failover:
+    return left
+
+
+def check_follows(reached: Lsn, what: str, slot: SlotFacts) -> None:
+    """On an accepted server of another system the slot begins at or past all that we have: else its LSNs
+    say nothing about ours, and its changes would pass for delivered ones."""
+    if reached > slot.confirmed:
         raise Refused(
-            f"{sentence} at {left}, and slot {slot.name!r} is not a failover slot: whether it followed"
-            " cannot be known",
-            hint="start afresh: runnel destroy && runnel init; source.failover: true makes the slot follow"
-            " on PostgreSQL 17 and later",
+            f"{what} is at {reached} by the former server's count, but slot {slot.name!r} begins at"
+            f" {slot.confirmed} on this one: its LSNs do not follow those of before",
+            hint="pg_upgrade keeps them rising; for a server that was filled otherwise start afresh:"
+            " runnel destroy && runnel init, into empty targets",
         )
-    lineage = Lineage(ours.system_id, server.timeline, ours.slot)
-    return lineage, (f"{sentence} at {left}: a clean failover, nothing was lost",)
 
 
 def switch_point(history: str, timeline: int) -> Lsn | None:

@@ -35,7 +35,7 @@ from ..progress.state import CAPTURE, State
 from . import membership
 from .membership import Membership
 from .slot import Say, create_slot, drop_slot, read_slot, wait_for_running
-from .start import ServerFacts, SlotFacts
+from .start import ServerFacts, SlotFacts, check_follows, switched
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -82,7 +82,7 @@ def init(url: str, state: State, wanted: Wanted, say: Say) -> Outcome:
         with state.only_one("init", f"init of {wanted.name!r}"):
             subscription = state.subscription()
             if subscription is not None and subscription.complete:
-                return _adopt(source, state, subscription, server, wanted, patterns, say)
+                return _adopt(url, source, state, subscription, server, wanted, patterns, say)
             return _create(url, source, state, subscription, server, wanted, patterns, say)
 
 
@@ -177,6 +177,7 @@ def _create(
 
 
 def _adopt(
+    url: str,
     source: Connection,
     state: State,
     subscription: Subscription,
@@ -210,10 +211,15 @@ def _adopt(
     if server.system_id != subscription.lineage.system_id:
         if not wanted.accept_server:
             _same_server(subscription, server)
+        for pipeline, row in state.pipelines().items():
+            if not row.position.lineage.same_source(Lineage(server.system_id, 0, subscription.slot)):
+                check_follows(row.position.lsn, f"pipeline {pipeline!r}", slot)
         notes.append(f"accepted server {server.system_id} in place of {subscription.lineage.system_id}")
         state.change_lineage(
             Lineage(server.system_id, server.timeline, subscription.slot), base=slot.confirmed
         )
+    elif wanted.accept_server and server.timeline != subscription.lineage.timeline:
+        notes.append(_accept_promotion(url, state, subscription, server))
     _mend_options(source, subscription, notes)
     report = membership.reconcile(source, name, patterns, lock_timeout="60s")
     _all_published(report)
@@ -228,6 +234,23 @@ def _adopt(
     }
     registered = {pipeline: lsn for pipeline, lsn in joined.items() if lsn is not None}
     return Outcome(state.known(), report, False, registered, notes)
+
+
+def _accept_promotion(url: str, state: State, subscription: Subscription, server: Server) -> str:
+    """The user says that the slot followed. That nothing delivered was lost is still proved here, that
+    nothing in the log was, when capture starts."""
+    from .stream import ReplicationStream
+
+    stream = ReplicationStream(url, f"runnel {subscription.name} init")
+    try:
+        facts = ServerFacts(server.system_id, server.timeline, stream.timeline_history(server.timeline))
+    finally:
+        stream.close()
+    ours = subscription.lineage
+    reached = max((row.position.lsn for row in state.pipelines().values()), default=Lsn(0))
+    left = switched(ours.timeline, facts, reached)
+    state.change_lineage(Lineage(ours.system_id, server.timeline, ours.slot))
+    return f"accepted timeline {server.timeline}, which left {ours.timeline} at {left}"
 
 
 def _publish(

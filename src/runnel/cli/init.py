@@ -13,7 +13,8 @@ from .invocation import invocation
 def init(
     ctx: typer.Context,
     accept_server: Annotated[
-        bool, typer.Option("--accept-server", help="Go on with another server, after pg_upgrade.")
+        bool,
+        typer.Option("--accept-server", help="Go on with another server, after pg_upgrade or a promotion."),
     ] = False,
 ) -> None:
     """Make publication, slot and Runnel's own tables; may be repeated."""

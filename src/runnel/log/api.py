@@ -39,6 +39,10 @@ class Lineage:
     timeline: int
     slot: str
 
+    def same_source(self, other: Lineage) -> bool:
+        """One server and slot, whatever became of the timeline."""
+        return (self.system_id, self.slot) == (other.system_id, other.slot)
+
     def to_json(self) -> dict[str, Any]:
         return {"system_id": self.system_id, "timeline": self.timeline, "slot": self.slot}
 

@@ -21,6 +21,16 @@ class Position:
     lsn: Lsn
     tables: dict[str, Any] = field(default_factory=dict)
     """Per table not yet live: its snapshot, the ranges done, its own lsn."""
+    former: tuple[Lineage, ...] = field(default=(), compare=False)
+    """Lineages of before a failover or an upgrade, as the state told this owner; never written down."""
+
+    def owns(self, target: Lineage) -> bool:
+        """May a target of this lineage be gone on with? An earlier timeline is a failover that was found
+        clean before a pipeline may start; a later one was filled by somebody who knows more than we."""
+        return any(
+            known.same_source(target) and target.timeline <= known.timeline
+            for known in (self.lineage, *self.former)
+        )
 
     def at(self, lsn: Lsn) -> Position:
         return replace(self, lsn=lsn)

@@ -36,10 +36,7 @@ class Subscription:
 
     def owns(self, lineage: Lineage) -> bool:
         """Is a position or chunk of this lineage ours? The timeline alone does not make it foreign."""
-        return any(
-            (lineage.system_id, lineage.slot) == (known.system_id, known.slot)
-            for known in (self.lineage, *self.former)
-        )
+        return any(known.same_source(lineage) for known in (self.lineage, *self.former))
 
 
 @dataclass(frozen=True, slots=True)

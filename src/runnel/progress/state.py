@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 from ..errors import Refused, RunnelError
@@ -186,9 +187,18 @@ class State:
         return self._epochs[CAPTURE]
 
     def claim_pipeline(self, pipeline: str, wait: float = CLAIM_WAIT) -> Position:
-        """Own a pipeline as long as this connection lives. Returns its position under the new epoch."""
+        """Own a pipeline as long as this connection lives. Returns its position under the new epoch and
+        the subscription's present lineage, with those of before a failover or an upgrade."""
         self._claim(pipeline, f"pipeline {pipeline!r}", wait)
-        return self._row(pipeline).position
+        position, subscription = self._row(pipeline).position, self.known()
+        if not subscription.owns(position.lineage):
+            raise Refused(
+                f"the position of pipeline {pipeline!r} is of slot {position.lineage.slot!r} on server"
+                f" {position.lineage.system_id}, not of {subscription.slot!r}"
+                f" on {subscription.lineage.system_id}",
+                hint=f"register it anew: runnel remove {pipeline} && runnel init",
+            )
+        return replace(position, lineage=subscription.lineage, former=subscription.former)
 
     def release(self, who: str) -> None:
         with self._lock:

@@ -376,7 +376,8 @@ class Pipeline:
         reader = self._log.open(first.name)
         lineage = reader.header.lineage
         reader.close()
-        if (lineage.system_id, lineage.slot) != (position.lineage.system_id, position.lineage.slot):
+        # Not the timeline: capture, which starts beside us, may have just found a failover clean.
+        if not any(known.same_source(lineage) for known in (position.lineage, *position.former)):
             raise Refused(
                 f"the change log {self._log.path} was written from slot {lineage.slot} of another source"
                 f" than pipeline {self.name!r} follows (slot {position.lineage.slot})",

@@ -300,6 +300,11 @@ def test_after_a_change_of_lineage_old_positions_are_still_ours(made: State) -> 
     assert (now.lineage.system_id, now.lineage.timeline, now.consistent_lsn) == ("7499", 2, 5000)
     assert now.owns(old)
     assert now.owns(now.lineage)
+    claimed = made.claim_pipeline("copy")
+    assert (claimed.lineage, claimed.lsn) == (now.lineage, 100)
+    assert claimed.owns(old)
+    made.store_position("copy", claimed.at(Lsn(6000)))
+    assert made.pipelines()["copy"].position.lineage == now.lineage
     assert not now.owns(Lineage("7498", 1, old.slot))
     assert not now.owns(Lineage("7499", 1, "shop_00000000"))
 

@@ -79,11 +79,7 @@ class Record:
     def taken_over(self, position: Position, kept: Mapping[str, str], where: str) -> Record:
         """The record under the owner of `position`; `Refused` if it cannot be its own."""
         ours, theirs = self.position.lineage, position.lineage
-        # A later timeline is a failover that was found clean before a pipeline may start.
-        if (ours.system_id, ours.slot) != (
-            theirs.system_id,
-            theirs.slot,
-        ) or ours.timeline > theirs.timeline:
+        if not position.owns(ours):
             raise Refused(
                 f"{where} holds the output of slot {ours.slot} on system {ours.system_id} timeline"
                 f" {ours.timeline}, not of slot {theirs.slot} on system {theirs.system_id} timeline"
