@@ -224,6 +224,27 @@ def test_two_versions_of_a_table_in_one_window_keep_their_order(tmp_path: Path) 
     assert [table(output, name)["id"].to_pylist() for name in output.files()] == [[1], [2]]
 
 
+def test_rows_of_tables_with_the_same_columns_come_apart_in_their_order() -> None:
+    names = ["a", "b", "c"]
+    alike = {name: relation(name, {"id": "int4", "note": "text"}) for name in names}
+    other = relation("d", {"id": "int8", "note": "text"})
+    rows = [("a", 1), ("b", 2), ("d", 3), ("a", 4), ("c", 5), ("a", 6), ("b", 7), ("d", 8)]
+    of = alike | {"d": other}
+    mixed = [insert(id, "x", into=of[name]) for name, id in rows]
+    mixed += [update(9, "y", of=of["b"]), delete(4, of=of["a"]), insert("1e", "z", into=of["c"])]
+    found = {}
+    for some in typed(window(Transaction(0x1000, tuple(mixed)))):
+        got = some.rows.to_pydict()
+        found[some.relation.name] = list(zip(got["_seq"], got["_op"], got["id"], strict=True))
+        assert [misfit.order for misfit in some.misfits] == ([10] if some.relation.name == "c" else [])
+    assert found == {
+        "a": [(0, "insert", 1), (3, "insert", 4), (5, "insert", 6), (9, "delete", 4)],
+        "b": [(1, "insert", 2), (6, "insert", 7), (8, "update", 9)],
+        "c": [(4, "insert", 5)],
+        "d": [(2, "insert", 3), (7, "insert", 8)],
+    }
+
+
 def test_an_empty_batch_behind_waiting_rows_does_not_move_the_position(tmp_path: Path) -> None:
     from runnel.postgres.lsn import Lsn
     from runnel.sinks.api import Batch

@@ -82,9 +82,9 @@ def single(window: Window, block_index: int, row: int) -> str:
     return put.bytes.tobytes().decode().removesuffix("\n")
 
 
-def member(window: Window, block: Block, name: str) -> pa.Array:
-    """`key`, `before`, `after` or `unchanged` of each row of a block as JSON text; null if absent."""
-    return _member(window, [Sheet.of(block)], name)
+def member(window: Window, rows: Block | Sheet, name: str) -> pa.Array:
+    """`key`, `before`, `after` or `unchanged` of each row as JSON text; null if absent."""
+    return _member(window, [Sheet.of(rows) if isinstance(rows, Block) else rows], name)
 
 
 def _member(window: Window, sheets: Sequence[Sheet], name: str) -> pa.Array:

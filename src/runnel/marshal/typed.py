@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..changes.block import I32, I64, Block, Tuples, Window
+from ..changes.block import I32, I64, Sheet, Tuples, Window
 from ..changes.relation import Column, Relation
 from .json import member
 from .stamps import lsn_stamps
@@ -101,58 +101,150 @@ def _meta_names(relation: Relation) -> list[str]:
 
 def typed(window: Window) -> Iterator[TypedRows]:
     """The window's rows, apart for each version of each table. Messages are not rows of a table."""
-    for relation, blocks in _groups(window):
+    for group in _groups(window):
         bad: dict[int, str] = {}
-        arrays = _meta(window, relation, blocks)
+        relation = group.relations[0]
+        arrays = _meta(window, relation, group.sheets)
         for number, column in enumerate(relation.columns):
-            arrays.append(_converted(_texts(blocks, number), arrow_type(column), column, bad))
+            arrays.append(_converted(_texts(group.sheets, number), arrow_type(column), column, bad))
         rows = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(relation))
-        order = np.concatenate([block.order for block in blocks])
-        misfits = [Misfit(int(order[row]), reason) for row, reason in sorted(bad.items())]
-        yield TypedRows(relation, _sorted(rows, order, np.fromiter(bad, np.intp)), misfits)
+        misfits: dict[int, list[Misfit]] = {}
+        for row, reason in sorted(bad.items()):
+            misfits.setdefault(int(group.table[row]), []).append(Misfit(int(group.order[row]), reason))
+        for table, some in group.apart(rows, np.fromiter(bad, np.intp)):
+            yield TypedRows(group.relations[table], some, misfits.get(table, []))
 
 
 def texts(window: Window) -> Iterator[tuple[Relation, pa.RecordBatch]]:
     """The same with Postgres' own text in every column, `_lsn` as Postgres writes it, and `_unchanged`
     as a JSON array. No value can be a misfit."""
-    for relation, blocks in _groups(window):
-        arrays = _meta(window, relation, blocks)
-        which = np.concatenate([block.transaction for block in blocks])
+    for group in _groups(window):
+        relation = group.relations[0]
+        arrays = _meta(window, relation, group.sheets)
+        which = np.concatenate([sheet.transaction for sheet in group.sheets])
         arrays[1] = _lsn_texts(window.transactions.lsn).take(pa.array(which))
         arrays[4] = _each_distinct(arrays[4], lambda names: json.dumps(names, ensure_ascii=False))
-        arrays += [_texts(blocks, number) for number in range(len(relation.columns))]
+        arrays += [_texts(group.sheets, number) for number in range(len(relation.columns))]
         names = [*_meta_names(relation), *(column.name for column in relation.columns)]
         rows = pa.RecordBatch.from_arrays(arrays, names=names)
-        order = np.concatenate([block.order for block in blocks])
-        yield relation, _sorted(rows, order, np.empty(0, np.intp))
+        for table, some in group.apart(rows, np.empty(0, np.intp)):
+            yield group.relations[table], some
 
 
-def _groups(window: Window) -> Iterator[tuple[Relation, list[Block]]]:
-    groups: dict[Relation, list[Block]] = {}
-    for block in window.blocks:
-        if block.relation is not None and len(block):
-            groups.setdefault(block.relation, []).append(block)
-    yield from groups.items()
+@dataclass(slots=True)
+class _Group:
+    """Rows of tables with the same columns: converted together, so that many small tables cost little
+    more than a large one."""
+
+    relations: list[Relation]
+    sheets: list[Sheet]
+    table: npt.NDArray[np.intp]
+    """Per row of the sheets, one after another: index into `relations`."""
+    order: I32
+
+    def apart(
+        self, rows: pa.RecordBatch, without: npt.NDArray[np.intp]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows of each table, in commit order."""
+        place = np.lexsort((self.order, self.table))
+        if len(without):
+            place = place[np.isin(place, without, invert=True)]
+        if len(self.relations) == 1:
+            rises = len(place) == len(self.table) and bool((place[1:] > place[:-1]).all())
+            yield 0, rows if rises else rows.take(pa.array(place))
+            return
+        rows = rows.take(pa.array(place))
+        first = 0
+        for table, size in enumerate(
+            np.bincount(self.table[place], minlength=len(self.relations)).tolist()
+        ):
+            # A copy: who holds back one table's rows shall not keep those of all others in memory.
+            mine = [pa.concat_arrays([column.slice(first, size)]) for column in rows.columns]
+            first += size
+            yield table, pa.RecordBatch.from_arrays(mine, schema=rows.schema)
 
 
-def _meta(window: Window, relation: Relation, blocks: Sequence[Block]) -> list[pa.Array]:
+class _Alike:
+    """Tables with the same columns have one number. A relation is mostly the same object in every chunk:
+    found by identity, else by value."""
+
+    _LIMIT = 1 << 14
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[Relation, int]] = {}
+        self._columns: dict[tuple[Column, ...], int] = {}
+
+    def forget(self) -> None:
+        """Between windows, if there is too much: within one, numbers must stay."""
+        if len(self._numbers) > self._LIMIT:
+            self._numbers.clear()
+            self._columns.clear()
+
+    def number(self, relation: Relation) -> int:
+        known = self._numbers.get(id(relation))
+        if known is None:
+            number = self._columns.setdefault(relation.columns, len(self._columns))
+            known = self._numbers[id(relation)] = relation, number
+        return known[1]
+
+
+_alike = _Alike()
+
+
+def _groups(window: Window) -> Iterator[_Group]:
+    _alike.forget()
+    found: dict[int, list[Sheet]] = {}
+    for sheet in window.sheets:
+        if not sheet.relations:
+            continue
+        numbers = [_alike.number(relation) for relation in sheet.relations]
+        if len(set(numbers)) == 1:
+            found.setdefault(numbers[0], []).append(sheet)
+            continue
+        number = np.array(numbers)[sheet.which]
+        rows = np.argsort(number, kind="stable")
+        for mine in np.split(rows, np.flatnonzero(np.diff(number[rows])) + 1):
+            found.setdefault(int(number[mine[0]]), []).append(sheet.select(mine))
+    for sheets in found.values():
+        places = _Places()
+        table = np.concatenate([places.of(sheet) for sheet in sheets])
+        order = np.concatenate([sheet.order for sheet in sheets])
+        yield _Group(places.relations, sheets, table, order)
+
+
+class _Places:
+    """Numbers the relations that occur, equal ones alike."""
+
+    def __init__(self) -> None:
+        self.relations: list[Relation] = []
+        self._by_oid: dict[int, list[int]] = {}
+
+    def of(self, sheet: Sheet) -> npt.NDArray[np.intp]:
+        """Per row: index into `relations`."""
+        number = np.empty(len(sheet.relations), np.intp)
+        for one in np.flatnonzero(np.bincount(sheet.which)).tolist():
+            number[one] = self._place(sheet.relations[one])
+        return number[sheet.which]
+
+    def _place(self, relation: Relation) -> int:
+        known = self._by_oid.setdefault(relation.oid, [])
+        for place in known:
+            if self.relations[place] is relation or self.relations[place] == relation:
+                return place
+        known.append(len(self.relations))
+        self.relations.append(relation)
+        return known[-1]
+
+
+def _meta(window: Window, relation: Relation, sheets: Sequence[Sheet]) -> list[pa.Array]:
     return [
-        _repeated([block.op.value for block in blocks], blocks),
-        pa.array(np.concatenate([window.lsn(block) for block in blocks])),
-        pa.array(np.concatenate([block.seq for block in blocks])),
-        pa.array(np.concatenate([window.time(block) for block in blocks])).cast(_META["_commit_time"]),
-        _unchanged(relation, blocks),
-        pa.concat_arrays([_before(window, block) for block in blocks]),
+        _repeated([sheet.op.value for sheet in sheets], sheets),
+        pa.array(np.concatenate([window.lsn(sheet) for sheet in sheets])),
+        pa.array(np.concatenate([sheet.seq for sheet in sheets])),
+        pa.array(np.concatenate([window.time(sheet) for sheet in sheets])).cast(_META["_commit_time"]),
+        _unchanged(relation, sheets),
+        pa.concat_arrays([_before(window, sheet) for sheet in sheets]),
     ]
-
-
-def _sorted(rows: pa.RecordBatch, order: I32, without: npt.NDArray[np.intp]) -> pa.RecordBatch:
-    place = np.argsort(order)
-    if len(without):
-        place = place[np.isin(place, without, invert=True)]
-    elif bool((place[1:] > place[:-1]).all()):
-        return rows
-    return rows.take(pa.array(place))
 
 
 def _lsn_texts(lsn: I64) -> pa.Array:
@@ -175,34 +267,34 @@ def _each_distinct(lists: pa.Array, text: Callable[[list[str]], str]) -> pa.Arra
     return pa.array(out, pa.string())
 
 
-def _repeated(values: Sequence[Any], blocks: Sequence[Block]) -> pa.Array:
-    which = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+def _repeated(values: Sequence[Any], sheets: Sequence[Sheet]) -> pa.Array:
+    which = np.repeat(np.arange(len(sheets)), [len(sheet) for sheet in sheets])
     return pa.array(values, pa.string()).take(pa.array(which))
 
 
-def _source(block: Block) -> Tuples | None:
-    return block.new if block.new is not None else block.old
+def _source(sheet: Sheet) -> Tuples | None:
+    return sheet.new if sheet.new is not None else sheet.old
 
 
-def _texts(blocks: Sequence[Block], column: int) -> pa.Array:
-    return pa.concat_arrays([_text(block, column) for block in blocks])
+def _texts(sheets: Sequence[Sheet], column: int) -> pa.Array:
+    return pa.concat_arrays([_text(sheet, column) for sheet in sheets])
 
 
-def _text(block: Block, column: int) -> pa.Array:
-    tuples = _source(block)
+def _text(sheet: Sheet, column: int) -> pa.Array:
+    tuples = _source(sheet)
     if tuples is None or column not in tuples.present:
-        return pa.nulls(len(block), pa.binary())
+        return pa.nulls(len(sheet), pa.binary())
     return tuples.column(column)
 
 
-def _unchanged(relation: Relation, blocks: Sequence[Block]) -> pa.Array:
+def _unchanged(relation: Relation, sheets: Sequence[Sheet]) -> pa.Array:
     """Few rows have any: one list for each distinct pattern of columns."""
     parts = []
     kind = _META["_unchanged"]
-    for block in blocks:
-        masks = None if block.new is None else np.array([block.new.unchanged(c) for c in block.new.present])
+    for sheet in sheets:
+        masks = None if sheet.new is None else np.array([sheet.new.unchanged(c) for c in sheet.new.present])
         if masks is None or not masks.any():
-            parts.append(pa.nulls(len(block), kind))
+            parts.append(pa.nulls(len(sheet), kind))
             continue
         patterns, which = np.unique(masks, axis=1, return_inverse=True)
         names = [
@@ -213,10 +305,10 @@ def _unchanged(relation: Relation, blocks: Sequence[Block]) -> pa.Array:
     return pa.concat_arrays(parts)
 
 
-def _before(window: Window, block: Block) -> pa.Array:
-    if block.new is None or block.old is None:
-        return pa.nulls(len(block), pa.string())
-    return member(window, block, "before").cast(pa.string())
+def _before(window: Window, sheet: Sheet) -> pa.Array:
+    if sheet.new is None or sheet.old is None:
+        return pa.nulls(len(sheet), pa.string())
+    return member(window, sheet, "before").cast(pa.string())
 
 
 def _converted(text: pa.Array, kind: pa.DataType, column: Column, bad: dict[int, str]) -> pa.Array:
@@ -270,9 +362,9 @@ def _bytes(text: pa.Array) -> pa.Array:
 def messages(window: Window) -> pa.RecordBatch:
     """The window's logical messages, in order: few, so one by one."""
     rows = []
-    for block in window.blocks:
-        if block.relation is None:
-            columns = (block.order, window.lsn(block), block.seq, window.time(block), block.messages)
+    for sheet in window.sheets:
+        if not sheet.relations:
+            columns = (sheet.order, window.lsn(sheet), sheet.seq, window.time(sheet), sheet.messages)
             rows += list(zip(*columns, strict=True))
     rows.sort(key=lambda row: row[0])
     told = [row[4] for row in rows]
