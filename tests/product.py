@@ -62,12 +62,14 @@ class Runnel:
     def write(self) -> None:
         (self.home / "runnel.yaml").write_text(json.dumps(self.config, indent=1))
 
-    def start(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, *words: str, env: Mapping[str, str] | None = None, stdout: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[str]:
         log = open(self.home / "stderr.log", "a", encoding="utf-8")  # noqa: SIM115 - the child keeps it
         process = subprocess.Popen(
             [sys.executable, "-m", "runnel", *words],
             cwd=self.home, env={**os.environ, **(env or {})}, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
+            stdin=subprocess.DEVNULL, stdout=stdout, stderr=log,
         )  # fmt: skip
         log.close()
         self.processes.append(process)

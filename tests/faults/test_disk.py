@@ -1,4 +1,4 @@
-"""A full disk, of the log or of the output: Runnel waits, says so, and goes on by itself."""
+"""A full disk, of the log, of the output or of Spark's checkpoints: Runnel waits, says so, and goes on by itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def fill(path: Path) -> Path:
     return ballast
 
 
-@pytest.mark.parametrize("what", ["log", "output"])
+SAYS = {"log": "/small/log/", "output": "/small/out", "checkpoint": "/_spark/"}
+
+
+@pytest.mark.parametrize("what", SAYS)
 def test_a_full_disk_heals_when_there_is_room_again(
     make_runnel: Callable[..., Runnel], pg: Database, small_disk: Path, what: str
 ) -> None:
@@ -46,6 +49,9 @@ def test_a_full_disk_heals_when_there_is_room_again(
     runnel = make_runnel(pg.url)
     if what == "log":
         runnel.config["log"] = str(small_disk / "log")
+    elif what == "checkpoint":
+        (runnel.home / ".runnel" / "log").mkdir(parents=True)
+        (runnel.home / ".runnel" / "log" / "_spark").symlink_to(small_disk)
     else:
         runnel.config["pipelines"]["copy"]["sink"]["path"] = str(small_disk / "out")
         runnel.out = small_disk / "out"
@@ -54,9 +60,11 @@ def test_a_full_disk_heals_when_there_is_room_again(
     oracle = Oracle(pg.url)
     process = runnel.start("run")
     with Traffic(pg.url, seed=3, pause=0.01):
-        before = eventually("a first delivery", runnel.position)
+        begin = eventually("the sink is open", runnel.position)
+        eventually("a first delivery", lambda: runnel.position() > begin, tell=runnel.errors)
         ballast = fill(small_disk)
-        eventually("the message names the disk", lambda: "space" in runnel.errors().lower())
+        eventually("the message names the place", lambda: SAYS[what] in trouble(runnel), tell=runnel.errors)
+        before = runnel.position()
         ballast.unlink()
         eventually(
             "delivery after room was made", lambda: runnel.position() > before, 240, tell=runnel.errors
@@ -64,3 +72,8 @@ def test_a_full_disk_heals_when_there_is_room_again(
     runnel.await_delivery()
     runnel.stop(process)
     assert_equal(oracle.entries(), runnel.lines())
+
+
+def trouble(runnel: Runnel) -> str:
+    """The lines that tell of a full disk."""
+    return "\n".join(line for line in runnel.errors().splitlines() if "no space left" in line.lower())

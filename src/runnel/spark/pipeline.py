@@ -17,6 +17,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -38,6 +39,7 @@ from ..sinks.api import Batch, Plan, Reject, Sink
 from ..sinks.opening import open_sink
 from ..sinks.registry import SINKS, SinkContext
 from . import session as spark_session
+from .admission import chain
 from .parked import covering, covers
 from .progress import Progress
 from .query import start
@@ -126,7 +128,7 @@ class Pipeline:
             except Rerun:
                 continue
             except Exception as caught:  # noqa: BLE001  whatever it is, it is told and classified here
-                error = as_error(caught)
+                error = as_error(caught, self._scratch)
                 lost = isinstance(caught, psycopg.OperationalError)
             finally:
                 self._close_sink()
@@ -178,7 +180,7 @@ class Pipeline:
             if self._stop.is_set() or self._reached():
                 return
             if not query.isActive:
-                raise query_error(query)
+                raise self._ended(query)
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK
@@ -186,6 +188,15 @@ class Pipeline:
                 if self._freed():
                     self._quiesce(query)
                     raise Rerun
+
+    def _ended(self, query: StreamingQuery) -> RunnelError:
+        error = query_error(query, self._scratch)
+        if error.kind is Kind.REFUSED:  # by the planner, whose remedy Spark did not carry over: look here
+            try:
+                deque(chain(self._log, self._progress.accepted), maxlen=0)
+            except Refused as refused:
+                return refused
+        return error
 
     def _tick(self, paused: bool) -> bool:
         """About once a second, between batches: pause and resume, the sink's own clock, what is shown."""
