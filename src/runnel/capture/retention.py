@@ -16,8 +16,9 @@ from .start import SlotFacts
 
 _log = logging.getLogger(__name__)
 
-_STANDSTILL = 15.0
-"""Seconds without any acknowledgement after which the slot counts as standing still."""
+_STANDSTILL = 60.0
+"""Seconds without any acknowledgement after which the slot counts as standing still. Spark must be able to
+start within them, and the largest batch to be delivered: else no restart could ever catch up."""
 
 
 class RetentionGuard:
