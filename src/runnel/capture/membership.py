@@ -34,6 +34,7 @@ class TableState:
     literal: bool = False
     failed: bool = False
     """It should have been published now, and could not be."""
+    oid: int = 0
 
 
 @dataclass(slots=True)
@@ -132,6 +133,7 @@ def _report(
                 table.remedy,
                 literal,
                 failed=not published and table.sql in (failed or {}),
+                oid=table.oid,
             )
         )
     return out

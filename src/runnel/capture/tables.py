@@ -36,6 +36,8 @@ class TableKeeper:
         self._interval = interval
         self._stop = threading.Event()
         self._said: set[str] = set()
+        self._published: set[int] = set()
+        """Oids, as left at the last look."""
         self._thread = threading.Thread(target=self._run, name="runnel-tables", daemon=True)
 
     def start(self) -> None:
@@ -46,11 +48,12 @@ class TableKeeper:
         self._stop.set()  # not joined: it may wait for a lock, and dies with the process
 
     def _run(self) -> None:
-        while not self._stop.wait(self._interval):
+        while not self._stop.is_set():
             try:
                 self._reconcile()
             except (psycopg.Error, RunnelError) as error:
                 _log.warning("tables could not be looked at: %s", error)
+            self._stop.wait(self._interval)
 
     def _reconcile(self) -> None:
         # A connection each time: one every half minute is cheap, and none is left idle.
@@ -59,6 +62,15 @@ class TableKeeper:
         for names, what in ((report.added, "joined"), (report.dropped, "left")):
             if names:
                 _log.info("%s %s the subscription", ", ".join(names), what)
+        for table in report.tables:
+            if table.oid in self._published and table.label in report.added:
+                _log.warning(
+                    "%s was taken out of publication %s by somebody else and is in again: changes of it in"
+                    " between were not captured (compare this table with its copies)",
+                    table.label,
+                    self._publication,
+                )
+        self._published = {table.oid for table in report.tables if table.published}
         for table in report.problems():
             sentence = f"{table.label}: {table.reason}"
             if sentence not in self._said:
