@@ -10,7 +10,7 @@ import pytest
 
 from history import Oracle, assert_equal, assert_tables
 from product import Runnel, eventually
-from servers import Database
+from servers import Database, MakeServer
 from traffic import SCHEMA, TABLES, Traffic
 
 Prepared = Callable[..., Runnel]
@@ -55,6 +55,32 @@ def test_cut_connections_are_made_again(prepared: Prepared, pg: Database) -> Non
     runnel.stop(process)
     assert_equal(oracle.entries(), runnel.lines())
     assert_tables(pg.url, runnel.lines(), *TABLES)
+
+
+@pytest.mark.timeout(600)
+def test_a_server_that_crashes_under_load_and_comes_back_loses_and_repeats_nothing(
+    make_runnel: Callable[..., Runnel], make_server: MakeServer
+) -> None:
+    server = make_server()
+    with server.connect() as connection:
+        connection.execute(SCHEMA)
+    runnel = make_runnel(server.url())
+    runnel.run("init")
+    oracle = Oracle(server.url())
+    process = runnel.start("run")
+    first = eventually("the sink is open", runnel.position, tell=runnel.errors)
+    with Traffic(server.url(), seed=23, pause=0.01):
+        eventually("delivery", lambda: runnel.position() > first, tell=runnel.errors)
+        for fall in (server.crash, lambda: server.stop("immediate"), server.stop):
+            fall()
+            before = runnel.position()
+            server.start()
+            eventually("delivery goes on", lambda b=before: runnel.position() > b, tell=runnel.errors)  # type: ignore[misc]
+    runnel.await_delivery()
+    assert process.poll() is None, runnel.errors()
+    runnel.stop(process)
+    assert_equal(oracle.entries(), runnel.lines())
+    assert_tables(server.url(), runnel.lines(), *TABLES)
 
 
 @pytest.mark.parametrize(
