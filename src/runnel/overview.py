@@ -203,6 +203,11 @@ def _notes(
     elif slot.wal_status in ("extended", "unreserved"):
         notes.append(f"slot {slot.name} holds back more WAL than the server plans for ({slot.wal_status})")
     for name, row in rows.items():
+        if row.hold is not None:
+            notes.append(
+                f"pipeline {name} delivers again from {row.hold} on and holds the log"
+                + ("" if alive[name] else f" → run it, or runnel remove {name}")
+            )
         if name not in config.pipelines:
             notes.append(f"pipeline {name} is not configured and holds the slot → runnel remove {name}")
         elif row.paused:

@@ -169,6 +169,28 @@ def test_a_stop_confirms_what_the_pipelines_have_and_no_more(make: Make) -> None
     assert first <= c.confirmed() < c.headers()[-1].end
 
 
+def test_what_a_pipeline_delivers_again_is_not_trimmed_meanwhile(make: Make) -> None:
+    c = make()
+
+    def first() -> Lsn | None:
+        return open_log(c.path).usage().first
+
+    with c.running(), State.connect(c.url, "shop") as state:
+        for number in range(3):
+            c.execute(f"INSERT INTO t VALUES ({number}, 'a')")
+            await_condition(lambda n=number: len(c.headers()) > n)
+        chunks = c.headers()
+        position = state.claim_pipeline("p")
+        state.hold("p", chunks[1].start)
+        # it had everything once: the slot may forget it, the log may not
+        state.connection.execute("UPDATE runnel.progress SET lsn = %s", [str(chunks[2].end)])
+        await_condition(lambda: c.confirmed() >= chunks[2].end)
+        await_condition(lambda: first() == chunks[1].start)
+        state.store_position("p", position.at(chunks[2].end))
+        assert state.pipelines()["p"].hold is None
+        await_condition(lambda: (first() or 0) >= chunks[2].start)
+
+
 def test_the_slot_follows_the_pipeline_while_capture_runs_and_the_log_is_trimmed(make: Make) -> None:
     c = make()
     with c.running():

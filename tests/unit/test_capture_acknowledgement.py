@@ -120,3 +120,10 @@ def test_the_guard_warns_once_and_stops_when_the_slot_stands_still(
 def test_an_invalidated_slot_is_refused_at_once() -> None:
     with pytest.raises(Refused, match="invalidated"):
         RetentionGuard(None).look(slot(0, wal_status="lost"), Lsn(10), Lsn(0))
+
+
+def test_a_replay_holds_the_log_but_not_the_slot_and_is_named() -> None:
+    log = Log((0, 10, 5), (10, 20, 5), (20, 30, 5))
+    positions = {"copy": Lsn(30), "again": Lsn(30)}
+    found = holdings(Carried(log), Lsn(30), positions, ack="sink", holds={"again": Lsn(10)})  # type: ignore[arg-type]
+    assert (found.acknowledge, found.trim, found.holder) == (30, 10, "again")

@@ -27,6 +27,9 @@ class FakeState:
     def begun(self, pipeline: str) -> None:
         self.fresh = False
 
+    def hold(self, pipeline: str, lsn: Lsn | None) -> None:
+        self.held = lsn
+
 
 def opened(directory: Path, epoch: int, lsn: int, *, fresh: bool) -> tuple[Lsn, Any]:
     sink = GrowingFiles(FilesSettings(type="files", path=str(directory)))
@@ -44,7 +47,10 @@ def test_a_new_target_begins_where_the_pipeline_was_registered(tmp_path: Path) -
 
 def test_the_targets_record_counts_for_a_pipeline_that_has_begun(tmp_path: Path) -> None:
     opened(tmp_path, 1, 100, fresh=True)
-    assert opened(tmp_path, 2, 900, fresh=False)[0] == 100
+    lsn, state = opened(tmp_path, 2, 900, fresh=False)
+    assert lsn == 100
+    assert state.held == 100, "the log must keep what is delivered again"
+    assert opened(tmp_path, 3, 100, fresh=False)[1].held is None
 
 
 def test_a_pipeline_registered_anew_does_not_go_back_to_where_an_earlier_one_left(

@@ -19,9 +19,13 @@ START = Lsn(1000)
 class FakeState:
     def __init__(self) -> None:
         self.stored: list[tuple[Lsn, int]] = []
+        self.held: list[Lsn | None] = []
 
     def store_position(self, pipeline: str, position: Position, changes: int) -> None:
         self.stored.append((position.lsn, changes))
+
+    def hold(self, pipeline: str, lsn: Lsn | None) -> None:
+        self.held.append(lsn)
 
 
 @pytest.fixture
@@ -91,3 +95,19 @@ def test_a_sink_that_is_ahead_of_the_state_brings_it_up(clock: list[float]) -> N
     state: Any = FakeState()
     progress.store(state)
     assert state.stored == [(1500, 0)]
+
+
+def test_a_replay_lets_go_of_the_log_as_it_passes_and_wholly_where_it_began(clock: list[float]) -> None:
+    progress, state = begun(holds_position=True)
+    progress.begin(Position(Lineage("7", 1, "s"), 2, Lsn(500)), START, holds_position=True)
+    batch(progress, 600)
+    progress.store(state)
+    assert state.held == []
+    clock[0] += 5.0
+    progress.store(state)
+    assert state.held == [600]
+    batch(progress, 1000)
+    progress.store(state)
+    progress.store(state)
+    assert state.held == [600, None]
+    assert state.stored == []

@@ -3,7 +3,8 @@
 Positions and the log's chunks in, LSNs out. What must hold: nothing is confirmed that is not recorded
 in every pipeline's position (`ack: log`: in the log), and never anything past the log's end. A position
 counts as moved over the empty chunks behind it: pipelines do not write those down one by one, so that
-an idle source stays idle. Trimming goes by the bare positions: a pipeline begins exactly there.
+an idle source stays idle. Trimming goes by the bare positions: a pipeline begins exactly there, or where
+it delivers again from.
 """
 
 from __future__ import annotations
@@ -41,15 +42,24 @@ class Carried:
         return reached
 
 
-def holdings(carrier: Carried, end: Lsn, positions: Mapping[str, Lsn], *, ack: str) -> Holdings:
-    """`end`: of the log. Without a pipeline nobody needs anything."""
+def holdings(
+    carrier: Carried,
+    end: Lsn,
+    positions: Mapping[str, Lsn],
+    *,
+    ack: str,
+    holds: Mapping[str, Lsn] | None = None,
+) -> Holdings:
+    """`end`: of the log. Without a pipeline nobody needs anything. `holds`: from where on pipelines
+    deliver again what they had once; the log is kept for it, the slot is not."""
     carried = {name: carrier.of(name, lsn) for name, lsn in positions.items()}
-    slowest = min(carried, key=lambda name: carried[name], default=None)
-    reached = end if slowest is None else min(end, carried[slowest])
+    reached = min(end, *carried.values()) if carried else end
+    needs = carried | dict(holds or {})
+    slowest = min(needs, key=lambda name: needs[name], default=None)
     return Holdings(
         acknowledge=end if ack == "log" else reached,
-        trim=min(positions.values(), default=end),
-        holder=slowest if reached < end else None,
+        trim=min((*positions.values(), *(holds or {}).values()), default=end),
+        holder=slowest if slowest is not None and needs[slowest] < end else None,
     )
 
 

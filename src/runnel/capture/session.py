@@ -200,8 +200,7 @@ class Session:
 
     def _look_at_progress(self) -> Holdings:
         self._progress_due = time.monotonic() + _PROGRESS
-        positions = {name: row.position.lsn for name, row in self._state.pipelines().items()}
-        held = holdings(self._carried, self._cutter.end, positions, ack=self._config.source.ack)
+        held = self._holdings()
         if held.acknowledge > self._acknowledged:
             self._acknowledged = held.acknowledge
             self._stream.status(self._received, self._acknowledged)
@@ -219,7 +218,26 @@ class Session:
         )
         return held
 
+    def _holdings(self) -> Holdings:
+        rows = self._state.pipelines()
+        return holdings(
+            self._carried,
+            self._cutter.end,
+            {name: row.position.lsn for name, row in rows.items()},
+            ack=self._config.source.ack,
+            holds={name: row.hold for name, row in rows.items() if row.hold is not None},
+        )
+
     def _trim(self, held: Holdings) -> None:
+        first = self._log.usage().first
+        oldest = None if first is None else next(iter(self._log.chunks(first)), None)
+        if oldest is None or oldest.end > held.trim:
+            return
+        with self._state.trimming() as alone:
+            if alone:
+                self._trim_to(self._holdings())
+
+    def _trim_to(self, held: Holdings) -> None:
         retain = self._config.log.retain
         keep_since = int((time.time() - retain) * 1e6) if retain else 0
         self._log.trim(held.trim, keep_since=keep_since)

@@ -60,6 +60,13 @@ def replay(
                     f"pipeline {name!r} is at {position.lsn}: starting at {target} would leave changes out",
                     hint="give an earlier LSN or time",
                 )
+            # The log must still have it once nothing more can be trimmed, and only then the target moves.
+            state.hold(name, target)
+            try:
+                _target(log, str(target))
+            except RunnelError:
+                state.hold(name, position.lsn if position.lsn < recorded.lsn else None)
+                raise
             sink.reposition(target)
     typer.echo(f"pipeline {name} delivers again from {target} on, at its next start")
 
@@ -98,7 +105,9 @@ def _first_commit(log: ChangeLog, time: datetime) -> Lsn:
 
     wanted = round(time.timestamp() * 1_000_000)
     first = log.usage().first
+    commits = False
     for ref in log.chunks(first) if first is not None else ():
+        commits |= ref.last_time > 0
         if ref.last_time < wanted:
             continue
         with closing(log.open(ref.name)) as reader:
@@ -108,6 +117,8 @@ def _first_commit(log: ChangeLog, time: datetime) -> Lsn:
                 late = np.flatnonzero(window.transactions.time >= wanted)
                 if len(late):
                     return Lsn(int(window.transactions.lsn[late[0]]))
+    if not commits:
+        raise _too_early(log, time.isoformat())
     raise RunnelError(
         f"nothing in the log was committed at or after {time.isoformat()}", hint="give an earlier time"
     )

@@ -19,16 +19,17 @@ from .records import PipelineRow
 def read(connection: Connection, subscription: str, pipeline: str | None) -> list[PipelineRow]:
     found = connection.execute(
         "SELECT pipeline, version, system_id, timeline, slot, epoch, lsn::text, tables, changes,"
-        " state, error, paused, updated_at, detail, last_changes, last_seconds, fresh"
+        " state, error, paused, updated_at, detail, last_changes, last_seconds, fresh, hold_lsn::text"
         " FROM runnel.progress"
         " WHERE subscription = %(name)s AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)"
         " ORDER BY pipeline",
         {"name": subscription, "pipeline": pipeline},
     ).fetchall()
     rows = []
-    for name, version, system_id, timeline, slot, epoch, lsn, tables, *rest in found:
+    for name, version, system_id, timeline, slot, epoch, lsn, tables, *rest, hold in found:
         lineage = {"system_id": system_id, "timeline": timeline, "slot": slot}
         record = {"version": version, "lineage": lineage, "epoch": epoch, "lsn": lsn, "tables": tables}
+        rest.append(Lsn.parse(hold) if hold else None)
         rows.append(PipelineRow(name, Position.from_json(record), *rest))
     return rows
 
@@ -70,12 +71,28 @@ def begun(connection: Connection, subscription: str, pipeline: str, epoch: int |
     )
 
 
+def hold(
+    connection: Connection, subscription: str, pipeline: str, epoch: int | None, lsn: Lsn | None
+) -> None:
+    connection.execute(
+        "UPDATE runnel.progress SET hold_lsn = %(lsn)s WHERE subscription = %(subscription)s"
+        " AND pipeline = %(pipeline)s AND epoch = %(epoch)s AND hold_lsn IS DISTINCT FROM %(lsn)s::pg_lsn",
+        {
+            "subscription": subscription,
+            "pipeline": pipeline,
+            "epoch": epoch,
+            "lsn": None if lsn is None else str(lsn),
+        },
+    )
+
+
 def store(
     connection: Connection, subscription: str, pipeline: str, position: Position, changes: int
 ) -> bool:
     """False: nobody has this epoch any more."""
     done = connection.execute(
         "UPDATE runnel.progress SET lsn = %s, tables = %s, system_id = %s, timeline = %s, slot = %s,"
+        " hold_lsn = CASE WHEN hold_lsn > %s THEN hold_lsn END,"
         " changes = changes + %s, last_changes = %s,"
         " last_seconds = extract(epoch FROM now() - updated_at), updated_at = now()"
         " WHERE subscription = %s AND pipeline = %s AND epoch = %s",
@@ -85,6 +102,7 @@ def store(
             position.lineage.system_id,
             position.lineage.timeline,
             position.lineage.slot,
+            str(position.lsn),
             changes,
             changes,
             subscription,

@@ -55,3 +55,5 @@ class PipelineRow:
     """Changes of the last stored batch, and the time since the one before: a rate."""
     fresh: bool = False
     """Registered, but its target was not opened since."""
+    hold: Lsn | None = None
+    """It delivers again from here on, below its position: the log keeps what follows."""

@@ -104,6 +104,11 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     COMMENT ON COLUMN runnel.parked.key IS 'null: the table has no key, all of it is parked';
     COMMENT ON COLUMN runnel.parked.digest IS 'of the key: a key may be longer than an index entry';
     """,
+    """
+    ALTER TABLE runnel.progress ADD hold_lsn pg_lsn;
+    COMMENT ON COLUMN runnel.progress.hold_lsn IS
+        'the pipeline delivers again from here on, below its lsn: the log is not trimmed past it';
+    """,
 )
 
 

@@ -34,6 +34,9 @@ from .records import PipelineRow, Subscription
 CAPTURE = "capture"
 """`who` of capture; no pipeline may have this name."""
 
+_TRIM = "\0trim"
+"""Lock of whoever trims the log, or lowers what is held of it; no pipeline can have this name."""
+
 CLAIM_WAIT = 5.0
 """Seconds to wait for a lock whose owner was just killed: its server process needs a moment to notice."""
 
@@ -214,7 +217,7 @@ class State:
     @contextmanager
     def only_one(self, what: str, label: str, wait: float = 60.0) -> Iterator[None]:
         """Nobody else does this for the subscription meanwhile."""
-        lock = f"\0{what}"  # no pipeline can have this name
+        lock = what if what.startswith("\0") else f"\0{what}"  # no pipeline can have this name
         self._wait_for_lock(lock, label, wait)
         try:
             yield
@@ -319,6 +322,23 @@ class State:
             ).fetchone()
             if row is not None and pipeline in self._epochs:
                 self._epochs[pipeline] = int(row[0])
+
+    def hold(self, pipeline: str, lsn: Lsn | None) -> None:
+        """By its owner: the log keeps everything from `lsn` on, which is before the position, for it. A
+        stored position past it ends that, and so does None. What was trimmed before is gone: look
+        for it after this call."""
+        with self.only_one(_TRIM, "trimming of the log"), self._lock:
+            pipelines.hold(self.connection, self.name, pipeline, self._epochs.get(pipeline), lsn)
+
+    @contextmanager
+    def trimming(self) -> Iterator[bool]:
+        """By capture: True, nobody holds anything new inside this block; False, try again later."""
+        mine = self._try_lock(_TRIM)
+        try:
+            yield mine
+        finally:
+            if mine and not self.connection.closed:
+                owners.unlock(self.connection, owners.key(self.name, _TRIM))
 
     def store_position(self, pipeline: str, position: Position, changes: int = 0) -> None:
         """The pipeline is durable up to `position.lsn`. Compare-and-set on the owner's epoch."""

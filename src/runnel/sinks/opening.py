@@ -33,4 +33,6 @@ def open_sink(sink: Sink, pipeline: str, recorded: Position, state: State) -> Po
             sink.reposition(recorded.lsn)
             position = position.at(recorded.lsn)
         state.begun(pipeline)
+    # A replay, or a target restored from a backup: what it needs again must not be trimmed meanwhile.
+    state.hold(pipeline, position.lsn if position.lsn < recorded.lsn else None)
     return position

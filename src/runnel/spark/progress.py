@@ -20,6 +20,7 @@ from ..progress.state import State
 from .receipts import BatchReport
 
 STORE_EVERY = 1.0
+HOLD_EVERY = 5.0
 EMPTY_STEP = 16 << 20
 RATE_SECONDS = 10.0
 BEHIND_SECONDS = 10.0
@@ -36,6 +37,9 @@ class Progress:
         self.durable = Lsn(0)
         self._stored = Lsn(0)
         self._stored_at = 0.0
+        self._again = False
+        """It delivers what it had once: the state holds the log for it, from about here on."""
+        self._held_at = 0.0
         self._changes = 0
         self._unstored_changes = 0
         self._something_since_store = False
@@ -51,6 +55,8 @@ class Progress:
         self._holds_position = holds_position
         self.accepted = self.durable = position.lsn
         self._stored = stored
+        self._again = position.lsn < stored
+        self._held_at = time.monotonic()
         self._something_since_store = position.lsn > stored
         self._unstored_changes = 0
 
@@ -65,9 +71,15 @@ class Progress:
 
     def store(self, state: State, *, stopping: bool = False) -> None:
         """Write the position to the state, if it is due."""
-        if self._position is None or self.durable <= self._stored:
+        if self._position is None:
             return
         now = time.monotonic()
+        if self._again and (stopping or self.durable >= self._stored or now - self._held_at >= HOLD_EVERY):
+            self._again = self.durable < self._stored
+            state.hold(self._pipeline, self.durable if self._again else None)
+            self._held_at = now
+        if self.durable <= self._stored:
+            return
         if not stopping:
             if not self._something_since_store and self.durable - self._stored < EMPTY_STEP:
                 return
