@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+HINT = "→ "
+
 
 class Kind(StrEnum):
     USAGE = "usage"
@@ -29,6 +31,8 @@ class RunnelError(Exception):
         self.message = message
         self.hint = hint
         self.kind = kind
+        if hint:  # a traceback shows it too: Spark hands on no more than that
+            self.add_note(HINT + hint)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process borders (Spark pickles them); keyword-only fields need help.

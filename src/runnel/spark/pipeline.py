@@ -17,7 +17,6 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -39,7 +38,6 @@ from ..sinks.api import Batch, Plan, Reject, Sink
 from ..sinks.opening import open_sink
 from ..sinks.registry import SINKS, SinkContext
 from . import session as spark_session
-from .admission import chain
 from .parked import covering, covers
 from .progress import Progress
 from .query import start
@@ -180,7 +178,7 @@ class Pipeline:
             if self._stop.is_set() or self._reached():
                 return
             if not query.isActive:
-                raise self._ended(query)
+                raise query_error(query, self._scratch)
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK
@@ -188,15 +186,6 @@ class Pipeline:
                 if self._freed():
                     self._quiesce(query)
                     raise Rerun
-
-    def _ended(self, query: StreamingQuery) -> RunnelError:
-        error = query_error(query, self._scratch)
-        if error.kind is Kind.REFUSED:  # by the planner, whose remedy Spark did not carry over: look here
-            try:
-                deque(chain(self._log, self._progress.accepted), maxlen=0)
-            except Refused as refused:
-                return refused
-        return error
 
     def _tick(self, paused: bool) -> bool:
         """About once a second, between batches: pause and resume, the sink's own clock, what is shown."""

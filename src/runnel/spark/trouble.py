@@ -1,25 +1,42 @@
 """What went wrong with a pipeline, as one sentence with a way out, and whether it may heal.
 
 What comes in: an exception of ours, of psycopg, of Python or of Spark; a query that ended; a change that
-its sink refused. What goes out: a `RunnelError` of the right kind. Spark's own errors come as text with the
-JVM's stack in it: only the line that says what happened is kept.
+its sink refused. What goes out: a `RunnelError` of the right kind. Spark's own errors come as text with
+the stacks of two languages in it: only the line that says what happened is kept.
 """
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 
-from ..errors import Kind, Refused, RunnelError, Transient
+from ..errors import HINT, Kind, Refused, RunnelError, Transient
 from ..sinks.api import Reject
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
+logger = logging.getLogger("runnel.pipeline")
+
 JVM_ENDED = "Spark's JVM ended"
+AGAIN = "it is tried again by itself; --debug shows all that Spark says"
+
 _FULL = "No space left on device"
+_CAUSE = re.compile(
+    r"(?:Caused by: |: )?(?:[\w$]+\.)*"
+    r"(?P<name>\w*(?:Exception|Error)|Refused|Transient)(?:: (?P<text>.+))?$"
+)
+_OURS: dict[str, Callable[..., RunnelError]] = {
+    "Refused": Refused,
+    "UsageError": Refused,
+    "Transient": Transient,
+    "RunnelError": RunnelError,
+}
 
 
 def undeliverable(reject: Reject, what: str, hint: str) -> RunnelError:
@@ -42,32 +59,40 @@ def as_error(caught: BaseException, scratch: Path) -> RunnelError:
         return Transient(JVM_ENDED)
     if isinstance(caught, OSError):
         return Transient(f"{caught.filename or 'I/O'}: {caught.strerror or text}")
-    if _FULL in text:
-        return _full(scratch)
-    return Transient(f"{type(caught).__name__}: {_said(str(caught)) or text[:500]}")
+    if type(caught).__name__ in {"Py4JJavaError", "StreamingQueryException"}:
+        return told_by_spark(str(caught), scratch)
+    return Transient(f"{type(caught).__name__}: {text[:500]}")
 
 
 def query_error(query: StreamingQuery, scratch: Path) -> RunnelError:
     """A query that ended outside our own code: its planner or a worker died, or Spark itself failed."""
-    exception = query.exception()
-    text = str(exception) if exception is not None else ""
-    for line in reversed(text.splitlines()):
-        name, _, message = line.strip().partition(": ")
-        if name.rsplit(".", 1)[-1] in {"Refused", "UsageError"}:
-            return Refused(message)
+    return told_by_spark(str(query.exception() or ""), scratch)
+
+
+def told_by_spark(text: str, scratch: Path) -> RunnelError:
+    """The innermost cause; our own errors as they were raised."""
+    logger.debug("Spark says:\n%s", text)
+    lines = [line.strip() for line in text.splitlines()]
+    causes = [(number, found) for number, line in enumerate(lines) if (found := _CAUSE.match(line))]
+    number, found = max(causes, key=_weight, default=(0, None))
+    if found is not None and found["name"] in _OURS:
+        following = lines[number + 1] if number + 1 < len(lines) else ""
+        hint = following.removeprefix(HINT) if following.startswith(HINT) else ""
+        return _OURS[found["name"]](found["text"] or "", hint=hint)
     if _FULL in text:
-        return _full(scratch)
-    told = _said(text)
-    return Transient(f"a Spark process of the query ended{': ' + told if told else ''}")
+        return Transient(
+            f"Spark cannot write to {scratch}: {_FULL}",
+            hint="free some space there; nothing is lost, delivery goes on by itself",
+        )
+    if found is None:
+        return Transient("a Spark process of the query ended", hint=AGAIN)
+    words = f": {found['text'][:300]}" if found["text"] else ""
+    return Transient(f"a Spark process of the query failed: {found['name']}{words}", hint=AGAIN)
 
 
-def _full(scratch: Path) -> RunnelError:
-    return Transient(
-        f"Spark cannot write to {scratch}: {_FULL}",
-        hint="free some space there; nothing is lost, delivery goes on by itself",
-    )
-
-
-def _said(text: str) -> str:
-    lines = (line.strip().removeprefix(": ") for line in text.splitlines())
-    return next((line[:300] for line in lines if "Exception" in line or "Error" in line), "")
+def _weight(cause: tuple[int, re.Match[str]]) -> tuple[bool, bool, int]:
+    """Ours first, whatever Spark wrapped around it; then the last that says something."""
+    number, found = cause
+    words = found["text"] or ""
+    vague = words.startswith(("Traceback", "Job aborted", "Writing job aborted"))
+    return found["name"] in _OURS, bool(words) and not vague, number
