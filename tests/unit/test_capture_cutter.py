@@ -234,6 +234,18 @@ def test_a_message_outside_transactions_ends_its_chunk_one_byte_behind_itself(tm
     assert [change.what for change in changes(log)] == ["hello", "a"]
 
 
+def test_a_chunk_of_messages_alone_has_the_time_they_were_sent_at(tmp_path: Path) -> None:
+    log = MemoryLog()
+    c = cutter(log, tmp_path)
+    sent = bytearray(pg.message(150, "app", b"hello", transactional=False))
+    sent[17:25] = (777).to_bytes(8, "big")
+    feed(c, bytes(sent))
+    c.cut()
+    header = log.chunks[0][0]
+    assert (header.first_time, header.last_time) == (pg.EPOCH + 777, pg.EPOCH + 777)
+    assert header.transactions == 0
+
+
 def test_empty_transactions_leave_no_frames_but_the_log_moves_past_them(tmp_path: Path) -> None:
     log = MemoryLog()
     c = cutter(log, tmp_path)

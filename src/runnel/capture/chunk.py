@@ -158,7 +158,7 @@ class OpenChunk:
     def count(self, transactions: int, first_time: int, last_time: int) -> None:
         self.transactions += transactions
         self.first_time = self.first_time or first_time
-        self.last_time = last_time
+        self.last_time = max(self.last_time, last_time)
 
     def _learn(self, frame: int, relation: Relation) -> None:
         old = self.known.learn(relation)

@@ -222,6 +222,9 @@ class Cutter:
         if frames.kind[last] == protocol.COMMIT:
             self._passed = ended.end
         else:
+            # Outside any transaction it has no commit's time, and `log.retain` would not keep it.
+            sent = frames.sent(last)
+            self._open.count(0, sent, sent)
             self._passed = Lsn(protocol.message_lsn(frames.message(last)) + 1)
 
     def _hold(self, rest: Segment) -> None:

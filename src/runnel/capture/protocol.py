@@ -77,6 +77,7 @@ IS_NOTABLE = _table(TRUNCATE, MESSAGE, RELATION, TYPE)
 IS_UNKNOWN = ~_table(*_KNOWN)
 
 _U64 = struct.Struct("!Q")
+_I64 = struct.Struct("!q")
 _KEEPALIVE = struct.Struct("!cQqB")
 _STATUS = struct.Struct("!cQQQqB")
 _BEGIN = struct.Struct("!QqI")
@@ -125,6 +126,11 @@ class Frames:
     def message(self, number: int) -> memoryview:
         """The pgoutput message of one frame, its head cut off."""
         return self.data[int(self.start[number]) + FRAME_HEAD : int(self.start[number + 1])]
+
+    def sent(self, number: int) -> int:
+        """When the server sent this frame, by its own clock."""
+        (time,) = _I64.unpack_from(self.data, int(self.start[number]) + FRAME_HEAD - 8)
+        return int(time) + POSTGRES_EPOCH
 
     def u64(self, numbers: I64, offset: int) -> npt.NDArray[np.uint64]:
         """The big-endian 8 bytes at `offset` of the messages of these frames."""

@@ -93,7 +93,8 @@ class ChunkHeader:
     changes: int = 0
     first_time: int = 0
     last_time: int = 0
-    """Commit times of the first and last transaction, microseconds since 1970; 0 without one."""
+    """Commit times of the first and last transaction, microseconds since 1970 (of a message outside any:
+    when the server sent it); 0 without one."""
     schema_change: bool = False
     relations: tuple[Relation, ...] = ()
     """Those in force at the first frame, of every table the chunk touches. A Relation frame inside
