@@ -133,6 +133,40 @@ def test_the_end_of_the_copy_is_an_error_that_heals(line: Line) -> None:
         line.transport.receive()
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"H" + struct.pack("!I", 8) + b"\0\0\0\0",
+        b"HTTP/1.1 502 Bad Gateway\r\n",
+        b"d" + struct.pack("!I", 2),
+        b"d" + struct.pack("!I", 4),
+        b"d" + struct.pack("!I", 0xFFFFFFFF),
+        b"E" + struct.pack("!I", 0x7FFFFFFF),
+        copy_data(b"x what is this"),
+        copy_data(pg.frame(b"Z a pgoutput message of the future")),
+    ],
+    ids=["type", "no Postgres", "short", "empty", "long", "long error", "copy data", "pgoutput"],
+)
+@pytest.mark.parametrize("before", [b"", copy_data(pg.begin(1, 1))], ids=["at once", "later"])
+def test_what_has_no_place_in_the_stream_is_refused_and_not_waited_for(
+    line: Line, before: bytes, raw: bytes
+) -> None:
+    line.server.sendall(before + raw)
+    if before and b"Z a pgoutput" not in raw:  # that one is of the same burst
+        assert len(line.transport.receive()[0]) == 1
+    with pytest.raises(RunnelError, match="type") as caught:
+        line.transport.receive()
+    assert caught.value.kind is Kind.REFUSED
+    assert caught.value.hint
+
+
+def test_a_server_that_answers_the_start_with_something_else_is_refused(line: Line) -> None:
+    line.server.sendall(b"T" + struct.pack("!I", 6) + b"\0\0")
+    with pytest.raises(RunnelError, match="'T'") as caught:
+        line.transport.start("START_REPLICATION …")
+    assert caught.value.kind is Kind.REFUSED
+
+
 def test_what_the_socket_does_not_take_is_sent_later_in_order(line: Line) -> None:
     payloads = [bytes([number % 256]) * 1000 for number in range(2000)]
     for payload in payloads:

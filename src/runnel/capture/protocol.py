@@ -163,7 +163,11 @@ def split(messages: Sequence[bytes]) -> tuple[Frames, list[Keepalive]]:
         rest = [message for number, message in enumerate(messages) if number not in gone]
         data = b"".join(rest)
         length = np.delete(length, foreign)
-    frames = frames_of(memoryview(data), length)
+    return known(frames_of(memoryview(data), length)), keepalives
+
+
+def known(frames: Frames) -> Frames:
+    """The same, or refused: what is not understood may not be passed over."""
     unknown = IS_UNKNOWN[frames.kind]
     if unknown.any():
         kind = chr(int(frames.kind[int(np.argmax(unknown))]))
@@ -171,7 +175,7 @@ def split(messages: Sequence[bytes]) -> tuple[Frames, list[Keepalive]]:
             f"the server sent a pgoutput message of type {kind!r} that this Runnel does not know",
             hint="use a Runnel version that supports this server version",
         )
-    return frames, keepalives
+    return frames
 
 
 def parse_keepalive(message: bytes) -> Keepalive:

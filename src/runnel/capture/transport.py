@@ -21,8 +21,8 @@ import numpy.typing as npt
 import psycopg
 from psycopg import pq
 
-from ..errors import RunnelError
-from .protocol import KEEPALIVE, XLOG_DATA, Frames, Keepalive, frames_of, parse_keepalive, split
+from ..errors import Refused, RunnelError
+from .protocol import KEEPALIVE, XLOG_DATA, Frames, Keepalive, frames_of, known, parse_keepalive, split
 from .trouble import stream_error
 
 BURST = 1 << 20
@@ -31,8 +31,13 @@ _CALLS = 64
 _HEAD = 5
 """Type byte and length before a message."""
 _COPY_DATA = ord("d")
+_INSIDE = (XLOG_DATA, KEEPALIVE)
 _PASSED_OVER = (b"N", b"S")
 """Notices and parameter changes may come at any time and mean nothing here."""
+_ENDING = (b"c", b"C", b"Z")
+"""The server ends the stream."""
+_LONGEST = {_COPY_DATA: 1 << 30}
+"""Bytes of a message; of those that are not listed 1 MB. A longer one is no message of Postgres."""
 
 
 class Transport(Protocol):
@@ -153,13 +158,18 @@ class SocketTransport:
                     break
                 if kind == b"E":
                     raise self._server_error(body)
+                if kind not in _PASSED_OVER:
+                    raise self._foreign(kind, len(body))
         except OSError as error:
             raise self._lost(error) from error
         self._socket.setblocking(False)
 
     def _one_message(self) -> tuple[bytes, bytes]:
         head = self._exactly(_HEAD)
-        return head[:1], self._exactly(int.from_bytes(head[1:], "big") - 4)
+        size = int.from_bytes(head[1:], "big")
+        if not 4 <= size <= _LONGEST.get(head[0], BURST):
+            raise self._foreign(head[:1], size)
+        return head[:1], self._exactly(size - 4)
 
     def _exactly(self, size: int) -> bytes:
         out = b""
@@ -206,7 +216,9 @@ class SocketTransport:
             self._buffer = np.empty(2 * BURST, np.uint8)
         self._buffer[:rest] = kept
         self._filled, self._needed = rest, 0
-        if rest and self._buffer[0] != _COPY_DATA:
+        if rest and (
+            self._buffer[0] != _COPY_DATA or (rest > _HEAD and self._buffer[_HEAD] not in _INSIDE)
+        ):
             self.drained = False  # it may be whole already
 
     def _look_at_front(self) -> None:
@@ -214,6 +226,10 @@ class SocketTransport:
         notice is passed over and anything else ends the stream."""
         kind = self._buffer[:1].tobytes()
         size = 1 + int.from_bytes(self._buffer[1:_HEAD].tobytes(), "big")
+        if not _HEAD <= size <= _LONGEST.get(kind[0], BURST) or (
+            kind[0] != _COPY_DATA and kind not in (b"E", *_PASSED_OVER, *_ENDING)
+        ):
+            raise self._foreign(kind, size - 1)  # before waiting for it: it may never be whole
         if size > self._filled:
             self._needed = size
             if size > len(self._buffer):
@@ -225,8 +241,10 @@ class SocketTransport:
         elif kind in _PASSED_OVER:
             self._drop(size)
             self.drained = False
-        else:
+        elif kind in _ENDING:
             raise stream_error(None, "the server ended the stream", self._server)
+        else:
+            raise self._foreign(kind, size - 1)
 
     def _frames(
         self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
@@ -242,7 +260,7 @@ class SocketTransport:
                 keepalives.append(parse_keepalive(buffer[start + _HEAD : end].tobytes()))
                 keep[start:end] = False
             starts, ends = starts[data], ends[data]
-        return frames_of(memoryview(buffer[keep].data), ends - starts - _HEAD), keepalives
+        return known(frames_of(memoryview(buffer[keep].data), ends - starts - _HEAD)), keepalives
 
     def send(self, payload: bytes) -> None:
         if payload:
@@ -258,6 +276,14 @@ class SocketTransport:
     def _server_error(self, body: bytes) -> RunnelError:
         fields = {part[:1]: part[1:].decode(errors="replace") for part in body.split(b"\0") if part}
         return stream_error(fields.get(b"C"), fields.get(b"M", "unknown error"), self._server)
+
+    def _foreign(self, kind: bytes, size: int) -> Refused:
+        return Refused(
+            f"replication from {self._server}: a message of type {kind.decode('latin-1')!r}"
+            f" and {size} bytes, which has no place in the stream",
+            hint="check that the URL names a PostgreSQL server, and no proxy that changes the protocol;"
+            " else use a Runnel version that supports this server version",
+        )
 
     def _lost(self, error: OSError | None) -> RunnelError:
         text = "the server closed the connection" if error is None else error.strerror or str(error)
@@ -292,7 +318,7 @@ def _walk(
     at, size = 0, len(buffer)
     while at + _HEAD <= size and buffer[at] == _COPY_DATA:
         end = at + 1 + int(lengths[at + 1])
-        if end > size:
+        if end > size or end <= at + _HEAD:
             break
         starts.append(at)
         ends.append(end)
