@@ -51,13 +51,44 @@ SESSION: tuple[tuple[LiteralString, LiteralString], ...] = (
 )
 _SESSION_14: tuple[tuple[LiteralString, LiteralString], ...] = (("idle_session_timeout", "0"),)
 
+_TLS = "check sslmode, sslrootcert, sslcert, sslkey and the host's name in the URL"
+_TLS_LOST = "the connection broke during TLS; if it lasts, look at the server's log and at what is between"
+
 _HINTS: tuple[tuple[str, str, Kind], ...] = (
+    # A broken handshake comes first: under sslmode=prefer libpq then tries without TLS, and what the
+    # server says to that (no pg_hba.conf entry) tells nothing about the next attempt.
+    ("SSL SYSCALL error", _TLS_LOST, Kind.TRANSIENT),
+    ("SSL connection has been closed", _TLS_LOST, Kind.TRANSIENT),
+    ("unexpected eof while reading", _TLS_LOST, Kind.TRANSIENT),
     ("password authentication failed", "check user and password in the URL", Kind.FAILED),
     ("no password supplied", "give a password in the URL, ~/.pgpass or PGPASSWORD", Kind.FAILED),
     ("no pg_hba.conf entry", "add a line for this user, database and address to pg_hba.conf", Kind.FAILED),
     ("does not exist", "check the database and user in the URL", Kind.FAILED),
-    ("certificate", "check sslmode, sslrootcert and the host's name in the URL", Kind.FAILED),
-    ("SSL", "check sslmode in the URL and ssl on the server", Kind.FAILED),
+    ("does not support SSL", "set ssl = on on the server, or another sslmode in the URL", Kind.FAILED),
+    ("invalid response to SSL negotiation", "is that port really a Postgres server's?", Kind.FAILED),
+    *(
+        (said, _TLS, Kind.FAILED)
+        for said in (
+            "certificate verify failed",
+            "certificate file",
+            "private key file",
+            "does not match host name",
+            "host name from server certificate",
+            "for a verified SSL connection",
+            "valid client certificate",
+            "certificate required",
+            "certificate authentication failed",
+            "unknown ca",
+            "bad certificate",
+            "certificate expired",
+            "certificate revoked",
+            "certificate unknown",
+            "alert handshake failure",
+            "protocol version",
+            "unsupported protocol",
+            "sslmode",
+        )
+    ),
     ("permission denied", "GRANT CONNECT ON DATABASE to this user", Kind.FAILED),
     ("not permitted to log in", "ALTER ROLE … LOGIN", Kind.FAILED),
     ("too many", "free connections or raise max_connections", Kind.TRANSIENT),
@@ -69,6 +100,7 @@ _HINTS: tuple[tuple[str, str, Kind], ...] = (
     ("resolve host", "check the host in the URL", Kind.TRANSIENT),
     ("refused", "is the server running there, and does listen_addresses include it?", Kind.TRANSIENT),
     ("timeout", "is the host reachable from here (firewall, network)?", Kind.TRANSIENT),
+    ("SSL", _TLS_LOST, Kind.TRANSIENT),
 )
 
 
