@@ -29,6 +29,10 @@ SERVER_HINTS = {
 }
 """By SQLSTATE."""
 
+HEALING = ("08", "40", "53", "57P01", "57P02", "57P03")
+"""How a SQLSTATE begins that the same statement may not meet again: the connection, a conflict with
+others, a lack of room, a server that stops or starts."""
+
 FILE_HINTS = {
     errno.ENOSPC: "free some disk space, then start again: nothing is lost",
     errno.EDQUOT: "free some disk space, then start again: nothing is lost",
@@ -70,7 +74,11 @@ def _server(error: Any) -> RunnelError:
             kind=Kind.TRANSIENT,
         )
     hint = getattr(error.diag, "message_hint", None) or "`runnel check` tells what the source lacks"
-    return RunnelError(f"the database said: {said} (SQLSTATE {state})", hint=SERVER_HINTS.get(state, hint))
+    return RunnelError(
+        f"the database said: {said} (SQLSTATE {state})",
+        hint=SERVER_HINTS.get(state, hint),
+        kind=Kind.TRANSIENT if state.startswith(HEALING) else Kind.FAILED,
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -187,6 +187,28 @@ def test_an_error_of_the_server_is_explained_by_its_sqlstate() -> None:
     assert "runnel check" in error.hint
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (psycopg.errors.ConnectionFailure, Kind.TRANSIENT),
+        (psycopg.errors.SerializationFailure, Kind.TRANSIENT),
+        (psycopg.errors.DeadlockDetected, Kind.TRANSIENT),
+        (psycopg.errors.TooManyConnections, Kind.TRANSIENT),
+        (psycopg.errors.DiskFull, Kind.TRANSIENT),
+        (psycopg.errors.AdminShutdown, Kind.TRANSIENT),
+        (psycopg.errors.CrashShutdown, Kind.TRANSIENT),
+        (psycopg.errors.CannotConnectNow, Kind.TRANSIENT),
+        (psycopg.errors.DatabaseDropped, Kind.FAILED),
+        (psycopg.errors.QueryCanceled, Kind.FAILED),
+        (psycopg.errors.UndefinedTable, Kind.FAILED),
+    ],
+)
+def test_an_error_of_the_server_that_may_heal_is_told_from_one_that_lasts(
+    error: type[psycopg.Error], kind: Kind
+) -> None:
+    assert explain(error("said so")).kind is kind
+
+
 def test_a_full_disk_is_explained() -> None:
     error = explain(OSError(28, "No space left on device", "/data/x"))
     assert error.message == "/data/x: No space left on device"
