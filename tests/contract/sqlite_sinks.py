@@ -18,7 +18,7 @@ from runnel.failpoints import failpoint
 from runnel.marshal.json import lines
 from runnel.postgres.lsn import Lsn
 from runnel.progress.position import Position
-from runnel.sinks.api import Attempt, Batch, Capabilities, Plan, Receipt, Reject
+from runnel.sinks.api import Attempt, Batch, Capabilities, Name, Plan, Receipt, Reject
 from runnel.sinks.files.record import already_there
 
 
@@ -27,6 +27,7 @@ def connect(path: str) -> sqlite3.Connection:
     database.execute("PRAGMA synchronous=FULL")
     database.execute("CREATE TABLE IF NOT EXISTS changes (n INTEGER PRIMARY KEY, task INTEGER, line TEXT)")
     database.execute("CREATE TABLE IF NOT EXISTS position (one INTEGER PRIMARY KEY, record TEXT)")
+    database.execute("CREATE TABLE IF NOT EXISTS redelivered (lsn INTEGER, seq INTEGER)")
     return database
 
 
@@ -91,6 +92,14 @@ class SingleSink:
         assert record is not None
         _store(self._database, record.at(lsn))
 
+    def redelivered(self) -> frozenset[Name]:
+        rows = self._database.execute("SELECT lsn, seq FROM redelivered")
+        return frozenset((Lsn(lsn), seq) for lsn, seq in rows)
+
+    def redeliver(self, names: Sequence[Name], receipts: Sequence[Receipt]) -> None:
+        if not names:  # else the task has done it
+            self._database.execute("DELETE FROM redelivered")
+
     def close(self) -> None:
         self._database.close()
 
@@ -108,7 +117,7 @@ class SingleWriter:
             raise Refused("taken over")
         batch = Batch(attempt.start, attempt.end, 0, 0)
         try:
-            self._skip = already_there(record.lsn, batch, "the target")
+            self._skip = not attempt.letters and already_there(record.lsn, batch, "the target")
         except Refused:
             self.abort()
             raise
@@ -123,7 +132,11 @@ class SingleWriter:
     def finish(self) -> Mapping[str, Any]:
         failpoint("sink.staged")
         if not self._skip:
-            _store(self._database, self._record.at(self._attempt.end))
+            if self._attempt.letters:
+                self._database.execute("DELETE FROM redelivered")
+                self._database.executemany("INSERT INTO redelivered VALUES (?, ?)", self._attempt.letters)
+            else:
+                _store(self._database, self._record.at(self._attempt.end))
             failpoint("sink.written")
             self._database.execute("COMMIT")
             failpoint("sink.committed")
@@ -166,6 +179,13 @@ class KeyedSink:
 
     def reposition(self, lsn: Lsn) -> None:
         self._lsn = lsn
+
+    def redelivered(self) -> frozenset[Name]:
+        return frozenset()
+
+    def redeliver(self, names: Sequence[Name], receipts: Sequence[Receipt]) -> None:
+        failpoint("sink.written")
+        failpoint("sink.committed")
 
     def close(self) -> None:
         return

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -24,12 +26,16 @@ from contract.sinks import (
 from runnel import failpoints
 from runnel.errors import Refused, RunnelError, Transient
 from runnel.log.api import Lineage
+from runnel.marshal.json import lines
 from runnel.postgres.lsn import Lsn
 from runnel.progress.position import Position
-from runnel.sinks.api import Batch, Plan
+from runnel.sinks.api import Attempt, Batch, LetterWriter, Plan, Receipt, Reject
 from runnel.sinks.registry import SINKS
+from windows import Transaction, insert, relation, window
 
 HISTORY = history()
+TARDY = relation("tardy")
+LATE = Transaction(0x1010, (insert(1, "a", into=TARDY), insert(2, "b", into=TARDY)))
 
 
 @pytest.fixture(params=TARGETS)
@@ -290,6 +296,77 @@ def test_what_lies_before_a_move_forward_is_left_out_and_what_is_there_stays(
     pipeline.flush()
     pipeline.close()
     assert sorted(target.seen()) == sorted(names(HISTORY[:2]) + names(HISTORY[4:6]))
+
+
+def _again(pipeline: Pipeline, some: Transaction) -> None:
+    """Its changes as dead letters, once more."""
+    at = pipeline.position.lsn
+    named = tuple((Lsn(lsn), seq) for lsn, seq in names([some]))
+    attempt = Attempt(at, at, 0, uuid.uuid4().hex, letters=named)
+    writer = pipeline.target.writer(pipeline.sink.task(), attempt)
+    try:
+        if pipeline.sink.capabilities.default_json:
+            texts = bytes(lines(window(some)).data).decode().splitlines()
+            letters = [
+                Reject(*name, "public.tardy", None, text, "")
+                for name, text in zip(named, texts, strict=True)
+            ]
+            assert not cast(LetterWriter, writer).write_letters(letters)
+        else:
+            assert not writer.write(window(some))
+        payload = dict(writer.finish())
+    except BaseException:
+        writer.abort()
+        raise
+    pipeline.sink.redeliver(named, [Receipt(0, len(named), payload)])
+
+
+def test_letters_come_beside_the_stream_and_are_remembered_until_the_next_ones(
+    target: Target, tmp_path: Path
+) -> None:
+    first = Pipeline(target, tmp_path)
+    first.run(HISTORY[:6])
+    first.flush()
+    first.close()
+    owner = Pipeline(target, tmp_path)
+    stood = owner.accepted
+    assert owner.sink.redelivered() == frozenset()
+    _again(owner, LATE)
+    assert owner.sink.flush() == stood
+    owner.close()
+    second = Pipeline(target, tmp_path)
+    assert second.position.lsn == stood
+    holds = second.sink.capabilities.holds_position
+    assert second.sink.redelivered() == frozenset(names([LATE]) if holds else ())
+    second.run(HISTORY[6:8])
+    second.flush()
+    assert second.sink.redelivered() == frozenset(names([LATE]) if holds else ())
+    second.sink.redeliver((), ())
+    assert second.sink.redelivered() == frozenset()
+    second.run(HISTORY)
+    second.flush()
+    second.close()
+    assert sorted(target.seen()) == sorted(names([*HISTORY, LATE]))
+
+
+@pytest.mark.parametrize("point", ["sink.staged", "sink.written", "sink.committed"])
+def test_letters_whose_commit_failed_are_there_and_remembered_or_neither(
+    target: Target, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Pipeline(target, tmp_path)
+    first.run(HISTORY[:6])
+    first.flush()
+    _fail_at(monkeypatch, point)
+    with pytest.raises(Transient):
+        _again(first, LATE)
+    monkeypatch.undo()
+    first.close()
+    second = Pipeline(target, tmp_path)
+    if not second.sink.redelivered():
+        _again(second, LATE)
+    second.close()
+    expected = sorted(names([*HISTORY[:6], LATE]))
+    assert sorted(once(target.seen(), second.sink.capabilities.holds_position)) == expected
 
 
 def test_the_task_and_the_capabilities_are_data(target: Target, tmp_path: Path) -> None:

@@ -216,6 +216,42 @@ def test_a_running_query_learns_which_keys_are_parked_and_which_are_free_again(
     assert running.wait(60) == 0
 
 
+def delivered(shop: Shop) -> list[tuple[str, int, int]]:
+    """Operation, key and length of the note of every change, in the order of the files."""
+    return [(c["op"], c["key"]["id"], len(c.get("after", {}).get("note") or "")) for c in shop.changes()]
+
+
+def test_letters_of_a_killed_replay_come_once_and_in_order_also_if_the_pipeline_ran_meanwhile(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    text = shop.config(more=", on_error: dead_letter")
+    runnel_cli.config(text.replace("path: out}", "path: out, max_record_bytes: 4096}"))
+    runnel_cli.run("init")
+    shop.pg.execute(
+        "INSERT INTO orders VALUES (1, 'small'), (2, repeat('x', 9000))",
+        "UPDATE orders SET id = 3, note = 'moved' WHERE id = 2",
+        "INSERT INTO orders VALUES (4, repeat('y', 9000))",
+    )
+    runnel_cli.run("run", "--once")
+    runnel_cli.config(text)
+    replay = ("dead-letters", "replay", "events", "--key", '{"id":3}')
+    runnel_cli.run(*replay, expect=-9, env={"RUNNEL_FAILPOINTS": "letters.delivered=kill"})
+    shop.pg.execute("UPDATE orders SET note = 'meanwhile' WHERE id = 3")
+    runnel_cli.run("run", "--once")
+    runnel_cli.run(*replay)
+    shop.pg.execute("DELETE FROM orders WHERE id = 3")
+    runnel_cli.run("run", "--once")
+    assert delivered(shop) == [
+        ("insert", 1, 5),
+        ("insert", 2, 9000),
+        ("update", 3, 5),
+        ("update", 3, 9),
+        ("delete", 3, 0),
+    ]
+    with shop.pg.connect() as connection:
+        assert connection.execute("SELECT key FROM runnel.parked").fetchall() == [('{"id":4}',)]
+
+
 def test_a_replay_delivers_again_what_the_log_keeps(shop: Shop, runnel_cli: RunnelCli) -> None:
     runnel_cli.config(shop.config(retain="1h"))
     runnel_cli.run("init")

@@ -18,7 +18,7 @@ LAYERS = (
     {"sinks"},
     {"config"},
     {"capture", "spark"},
-    {"overview", "supervisor", "pyspark_runnel"},
+    {"overview", "redelivery", "supervisor", "pyspark_runnel"},
     {"demo"},
     {"bench"},
     {"cli"},

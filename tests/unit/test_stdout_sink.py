@@ -16,17 +16,17 @@ from runnel.errors import Refused, Transient
 from runnel.progress.position import Position
 from runnel.sinks.api import Attempt, Batch, Receipt
 from runnel.sinks.stdout.settings import StdoutSettings
-from runnel.sinks.stdout.sink import Stdout, StdoutWriter
+from runnel.sinks.stdout.sink import Stdout, writer
 from windows import Transaction, insert, window
 
 
 def batch(sink: Stdout, count: int, width: int = 1) -> tuple[Batch, Sequence[Receipt]]:
     transactions = [Transaction(0x1000 + 0x100 * n, (insert(n, "x" * width),)) for n in range(count)]
     found = batch_of(ORIGIN, transactions)
-    writer = StdoutWriter(sink.task(), Attempt(found.start, found.end, 0, "a"))
+    task = writer(sink.task(), Attempt(found.start, found.end, 0, "a"))
     for transaction in transactions:
-        writer.write(window(transaction))
-    return found, [Receipt(0, count, writer.finish())]
+        task.write(window(transaction))
+    return found, [Receipt(0, count, task.finish())]
 
 
 def opened(path: Path, fd: int) -> Stdout:

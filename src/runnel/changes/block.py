@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -231,6 +232,16 @@ class Window:
 
     def time(self, rows: Block | Sheet) -> I64:
         return self.transactions.time[rows.transaction]
+
+    def select(self, places: npt.NDArray[np.integer[Any]]) -> Window:
+        """The window with only the changes at these places of its order, which rise; gaps close up."""
+        sheets = []
+        for sheet in self.sheets:
+            rows = np.flatnonzero(np.isin(sheet.order, places))
+            if len(rows):
+                kept = sheet.select(rows)
+                sheets.append(replace(kept, order=np.searchsorted(places, kept.order).astype(np.int32)))
+        return replace(self, changes=len(places), sheets=sheets)
 
     def order(self) -> npt.NDArray[np.intp]:
         """Puts rows that stand sheet after sheet into commit order: row i of the output is row

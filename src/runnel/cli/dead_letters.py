@@ -1,4 +1,4 @@
-"""`runnel dead-letters`: what a sink could not take; to look at and to drop."""
+"""`runnel dead-letters`: what a sink could not take; to look at, to deliver again and to drop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from ..errors import UsageError
+from ..errors import RunnelError, UsageError
 from ..postgres.lsn import Lsn
 from ..progress.letters import Letter
 from ..progress.state import State
@@ -66,6 +66,39 @@ def show(ctx: typer.Context, pipeline: Named, letter: At) -> None:
         raise UsageError(f"pipeline {pipeline!r} has no letter {letter}", hint="runnel dead-letters list")
     typer.echo(found[0].change)
     typer.echo(f"{found[0].stored_at:%F %T}Z {found[0].reason}", err=True)
+
+
+@app.command()
+def replay(ctx: typer.Context, pipeline: Named, table: OfTable = None, key: OfKey = None) -> None:
+    """Deliver letters again, in order, and let their keys go on; the pipeline must not be running."""
+    config = invocation(ctx).load()
+    if pipeline not in config.pipelines:
+        known = ", ".join(config.pipelines) or "none"
+        raise UsageError(f"there is no pipeline {pipeline!r}", hint=f"pipelines: {known}")
+    from ..log import open_log
+    from ..redelivery import Redelivery
+
+    with _state(ctx) as state:
+        settings = config.pipelines[pipeline].sink
+        redelivery = Redelivery(state, open_log(config.log.path), pipeline, settings)
+        done = redelivery.run(table=table, key=key)
+    # stdout may be the sink
+    typer.echo(f"{done.delivered} letters delivered", err=True)
+    if done.found:
+        typer.echo(f"{done.found} letters were delivered by a replay that did not end", err=True)
+    if done.rejected:
+        first = done.rejected[0]
+        of = (first.table or "message") + (f" key {first.key}" if first.key is not None else "")
+        left = len(done.rejected) + done.behind + done.ahead
+        raise RunnelError(
+            f"{left} letters are left: {of} at {first.lsn} cannot be delivered: {first.reason}",
+            hint="mend the cause and replay again, or `runnel dead-letters drop` what shall not come",
+        )
+    if done.ahead:
+        raise RunnelError(
+            f"{done.ahead} letters are left: pipeline {pipeline!r} has not passed them yet",
+            hint="run it until it has (`runnel run --once`), then replay again",
+        )
 
 
 @app.command()

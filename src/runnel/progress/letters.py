@@ -8,7 +8,7 @@ or moves a row away from it: later changes of it become letters too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, LiteralString, Protocol
@@ -84,6 +84,18 @@ def store(
             'INSERT INTO runnel.parked (subscription, pipeline, "table", digest, key)'
             " VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
             [(subscription, pipeline, table, _digest(key), key) for table, key in parked],
+        )
+
+
+def explain(
+    connection: Connection[TupleRow], subscription: str, pipeline: str, rejects: Iterable[Rejected]
+) -> None:
+    """Letters that were rejected once more have the latest reason."""
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "UPDATE runnel.dead_letters SET reason = %s"
+            " WHERE subscription = %s AND pipeline = %s AND lsn = %s AND seq = %s",
+            [(r.reason, subscription, pipeline, str(r.lsn), r.seq) for r in rejects],
         )
 
 

@@ -373,6 +373,10 @@ class State:
         with self._lock:
             letters.store(self.connection, self.name, pipeline, rejects)
 
+    def explain_letters(self, pipeline: str, rejects: Iterable[Rejected]) -> None:
+        with self._lock:
+            letters.explain(self.connection, self.name, pipeline, rejects)
+
     def parked(self, pipeline: str) -> list[Key]:
         with self._lock:
             return letters.parked(self.connection, self.name, pipeline)

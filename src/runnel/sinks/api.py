@@ -12,7 +12,9 @@ What must hold, for every sink (tests/contract/sinks.py proves it):
 - an attempt that is not named by a receipt leaves nothing that a reader sees;
 - accepted is not durable: `commit` returns the LSN up to which the target has it for good, which
   may lie before the batch's end (a Parquet file still open), never after it;
-- a second owner (higher epoch) takes over; the first one's next commit raises `Refused`.
+- a second owner (higher epoch) takes over; the first one's next commit raises `Refused`;
+- dead letters that are delivered again come beside the stream: the position stays, and a target that
+  holds it names them in the same commit, so that a repetition knows what is there already.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from typing import Any, Protocol
 from ..changes.block import Window
 from ..postgres.lsn import Lsn
 from ..progress.position import Position
+
+Name = tuple[Lsn, int]
+"""(lsn, seq): names a change."""
 
 
 class Plan(StrEnum):
@@ -48,6 +53,8 @@ class Capabilities:
     max_record_bytes: int | None = None
     upsert: bool = False
     schema_changes: bool = False
+    default_json: bool = False
+    """It writes Runnel's default JSON, which letters hold: its writer is a `LetterWriter`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,9 @@ class Attempt:
     index: int
     attempt: str
     """Unique over all attempts, runs and machines."""
+    letters: tuple[Name, ...] = ()
+    """Not a batch, but these letters once more. A writer that commits by itself (`single`) leaves the
+    position where it is and names them in the target's record instead."""
 
 
 class Writer(Protocol):
@@ -109,6 +119,12 @@ class Writer(Protocol):
 
     def abort(self) -> None:
         """Clean up after a failed attempt, as far as possible. May not raise."""
+        ...
+
+
+class LetterWriter(Writer, Protocol):
+    def write_letters(self, letters: Sequence[Reject]) -> Sequence[Reject]:
+        """Take changes as the text that they are; give back what can still not be taken."""
         ...
 
 
@@ -142,6 +158,15 @@ class Sink(Protocol):
         """After `open`: the target's record says `lsn` from now on, on purpose. What is written stays.
         Back, for a replay: what follows `lsn` is written again. Forward, for a pipeline that was removed
         and registered anew: what lies before is left out. Nothing to do without a record."""
+        ...
+
+    def redelivered(self) -> frozenset[Name]:
+        """After `open`: the letters that the last `redeliver` published. Empty without a record."""
+        ...
+
+    def redeliver(self, names: Sequence[Name], receipts: Sequence[Receipt]) -> None:
+        """Publish letters beside the stream, durable on return, and name them, and only them, in the
+        target's record, in one commit. The position stays. No names: only forget the last ones."""
         ...
 
     def close(self) -> None: ...

@@ -72,7 +72,7 @@ class Parked:
         if not taken:
             return window, []
         letters = [self._letter(window, row) for row in taken]
-        return _without(window, taken), letters
+        return window.select(np.delete(np.arange(window.changes), [row.order for row in taken])), letters
 
     def _rows(self, window: Window) -> Iterator[_Row]:
         for at, block in enumerate(window.blocks):
@@ -123,14 +123,3 @@ def _old_keys(window: Window, block: Block) -> list[str | None] | None:
         return None
     texts: list[str | None] = member(window, replace(block, op=Op.DELETE, new=None), "key").to_pylist()
     return texts
-
-
-def _without(window: Window, taken: list[_Row]) -> Window:
-    left = np.delete(np.arange(window.changes), [row.order for row in taken])
-    sheets = []
-    for sheet in window.sheets:
-        place = np.searchsorted(left, sheet.order)
-        kept = np.flatnonzero(np.isin(sheet.order, left))
-        if len(kept):
-            sheets.append(replace(sheet.select(kept), order=place[kept].astype(np.int32)))
-    return replace(window, changes=len(left), sheets=sheets)

@@ -19,7 +19,7 @@ from typing import Any
 from ...errors import Refused, Transient
 from ...postgres.lsn import Lsn
 from ...progress.position import Position
-from ..api import Batch, Receipt
+from ..api import Batch, Name, Receipt
 from ..transfer import copy_range
 from ..trouble import told
 from .names import data_name
@@ -27,7 +27,7 @@ from .owner import Owner, capabilities
 from .place import LocalPlace, sync_directory
 from .record import OpenFile, Record, already_there
 from .settings import FilesSettings
-from .stage import Piece
+from .stage import Piece, discard, pieces_of
 
 _MANY = 8
 """From so many touched files on they are synced beside each other."""
@@ -59,28 +59,27 @@ class GrowingFiles:
         }
 
     def commit(self, batch: Batch, receipts: Sequence[Receipt]) -> Lsn:
-        pieces = [
-            Piece(**piece)
-            for receipt in sorted(receipts, key=lambda r: r.index)
-            for piece in receipt.payload["pieces"]
-        ]
+        pieces = pieces_of(receipts)
         with self._place.lock():
             record = self._owner.current()
             if not already_there(record.position.lsn, batch, self._owner.where):
-                draft = _Draft(self._place, record, self._owner.suffix, self._settings)
-                try:
-                    with told(self._place.root):
-                        for piece in pieces:
-                            draft.add(piece)
-                        draft.sync()
-                    self._owner.commit(draft.record().at(batch.end))
-                except Exception:
-                    if self._owner.current() is record:
-                        draft.undo()
-                    raise
-            for name in {piece.file for piece in pieces}:
-                self._place.remove(name)
+                self._append(record, pieces, record.at(batch.end))
+            discard(self._place, pieces)
             return self._owner.current().position.lsn
+
+    def _append(self, record: Record, pieces: Sequence[Piece], then: Record) -> None:
+        """Pieces behind what `record` says, committed with what `then` says besides."""
+        draft = _Draft(self._place, record, self._owner.suffix, self._settings)
+        try:
+            with told(self._place.root):
+                for piece in pieces:
+                    draft.add(piece)
+                draft.sync()
+            self._owner.commit(draft.on(then))
+        except Exception:
+            if self._owner.current() is record:
+                draft.undo()
+            raise
 
     def tick(self) -> Lsn:
         # A file's age is looked at when something is appended: a quiet table leaves no empty files.
@@ -92,6 +91,16 @@ class GrowingFiles:
     def reposition(self, lsn: Lsn) -> None:
         with self._place.lock():
             self._owner.reposition(lsn)
+
+    def redelivered(self) -> frozenset[Name]:
+        return frozenset(self._owner.current().redelivered)
+
+    def redeliver(self, names: Sequence[Name], receipts: Sequence[Receipt]) -> None:
+        pieces = pieces_of(receipts)
+        with self._place.lock():
+            record = self._owner.current()
+            self._append(record, pieces, replace(record, redelivered=tuple(names)))
+            discard(self._place, pieces)
 
     def close(self) -> None:
         return
@@ -210,8 +219,8 @@ class _Draft:
                 list(pool.map(os.fdatasync, descriptors))
         self._release()
 
-    def record(self) -> Record:
-        return replace(self._before, next=self._next, open=self._open)
+    def on(self, record: Record) -> Record:
+        return replace(record, next=self._next, open=self._open)
 
     def undo(self) -> None:
         """Take back what no record names: frees the space, and no reader sees it."""

@@ -26,6 +26,7 @@ def capabilities(settings: FilesSettings) -> Capabilities:
         holds_position=True,
         guarantee="exactly once: the position is part of the commit",
         max_record_bytes=settings.max_record_bytes,
+        default_json=settings.format == "jsonl",
     )
 
 
@@ -103,7 +104,9 @@ class Owner:
 
     def reposition(self, lsn: Lsn) -> Record:
         record = self.current()
-        record = replace(record, position=record.position.at(lsn))
+        # What follows is delivered again on purpose, and may be rejected again.
+        earlier = tuple(name for name in record.redelivered if name[0] < lsn)
+        record = replace(record, position=record.position.at(lsn), redelivered=earlier)
         self.store(record)
         return record
 

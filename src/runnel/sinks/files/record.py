@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import Refused
 from ...postgres.lsn import Lsn
 from ...progress.position import Position
-from ..api import Batch
+from ..api import Batch, Name
 
 VERSION = 1
 
@@ -41,6 +41,8 @@ class Record:
     """Number of the next file."""
     open: dict[str, OpenFile] = field(default_factory=dict)
     """By folder."""
+    redelivered: tuple[Name, ...] = ()
+    """Dead letters that were delivered again, until the state has forgotten them."""
 
     def encode(self) -> bytes:
         value = {
@@ -52,6 +54,7 @@ class Record:
                 folder: {"name": f.name, "bytes": f.bytes, "opened": f.opened, "schema": f.schema}
                 for folder, f in self.open.items()
             },
+            "redelivered": [[str(lsn), seq] for lsn, seq in self.redelivered],
         }
         return json.dumps(value, ensure_ascii=False).encode() + b"\n"
 
@@ -69,6 +72,7 @@ class Record:
                 value["settings"],
                 value["next"],
                 {folder: OpenFile(**f) for folder, f in value["open"].items()},
+                tuple((Lsn.parse(lsn), seq) for lsn, seq in value.get("redelivered", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise Refused(

@@ -15,7 +15,7 @@ from .parquet import ParquetRows, ParquetStage
 from .place import LocalPlace, Place
 from .settings import FilesSettings
 from .stage import TextStage, stage_base, to_payload
-from .text import Encoder, JsonLines
+from .text import Encoder, JsonLines, TextWriter
 from .whole import WholeFiles
 
 
@@ -27,7 +27,10 @@ def writer(task: Mapping[str, Any], attempt: Attempt, place: Place | None = None
     settings = FilesSettings.model_validate(task["settings"])
     place = place or place_of(settings)
     base = stage_base(task["stage"], attempt)
-    return (ParquetWriter if settings.format == "parquet" else TextWriter)(settings, place, base)
+    if settings.format == "parquet":
+        return ParquetWriter(settings, place, base)
+    stage = TextStage(place, base, settings.codec, settings.roll_bytes)
+    return TextWriter(settings.path, encoder(settings), stage, durable_from=settings.roll_bytes // 4)
 
 
 def place_of(settings: FilesSettings) -> Place:
@@ -42,30 +45,6 @@ def encoder(settings: FilesSettings) -> Encoder:
     if settings.format == "csv":
         return CsvTables() if settings.by_table else CsvStream()
     return JsonLines(settings.by_table, settings.max_record_bytes)
-
-
-class TextWriter:
-    def __init__(self, settings: FilesSettings, place: Place, base: str) -> None:
-        self._settings = settings
-        self._encoder = encoder(settings)
-        self._stage = TextStage(place, base, settings.codec, settings.roll_bytes)
-
-    def write(self, window: Window) -> Sequence[Reject]:
-        rejects: list[Reject] = []
-        with told(self._settings.path):
-            for portion in self._encoder.encode(window, rejects):
-                self._stage.add(portion)
-        return rejects
-
-    def finish(self) -> Mapping[str, Any]:
-        with told(self._settings.path):
-            return to_payload(self._stage.finish(durable_from=self._settings.roll_bytes // 4))
-
-    def abort(self) -> None:
-        try:
-            self._stage.abort()
-        except OSError:
-            return  # the next owner sweeps the stage
 
 
 class ParquetWriter:

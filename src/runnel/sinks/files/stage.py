@@ -8,14 +8,14 @@ another. A piece that needs a header (CSV) begins with it, `head` bytes long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pyarrow as pa
 
 from ...failpoints import failpoint
-from ..api import Attempt
+from ..api import Attempt, Receipt
 from .names import STAGE
 from .place import Place, StageFile
 
@@ -175,6 +175,20 @@ _FIELDS = tuple(field.name for field in fields(Piece))
 
 def to_payload(pieces: list[Piece]) -> dict[str, Any]:
     return {"pieces": [{name: getattr(piece, name) for name in _FIELDS} for piece in pieces]}
+
+
+def pieces_of(receipts: Sequence[Receipt]) -> list[Piece]:
+    """What the tasks of a batch have staged, in commit order."""
+    return [
+        Piece(**piece)
+        for receipt in sorted(receipts, key=lambda r: r.index)
+        for piece in receipt.payload["pieces"]
+    ]
+
+
+def discard(place: Place, pieces: Iterable[Piece]) -> None:
+    for name in {piece.file for piece in pieces}:
+        place.remove(name)
 
 
 def _fingerprint(header: bytes) -> str:

@@ -1,11 +1,11 @@
-"""Windows to text: which bytes go to which folder."""
+"""Windows to text: which bytes go to which folder, and the task half of sinks that write text."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from ...changes.block import Window
 from ...marshal.json import Lines, lines, lines_by_table
 from ...postgres.lsn import Lsn
 from ..api import Reject
+from ..trouble import told
 from .names import MESSAGES, folder_of
-from .stage import Portion
+from .stage import Portion, TextStage, to_payload
 
 
 class Encoder(Protocol):
@@ -34,6 +35,17 @@ class JsonLines:
             if count:
                 yield Portion(folder, data, count)
 
+    def again(self, letters: Iterable[Reject], rejects: list[Reject]) -> Iterator[Portion]:
+        """The same of letters, which hold the line itself."""
+        for letter in letters:
+            line = letter.change.encode() + b"\n"
+            some = Lines(memoryview(line), np.array([0, len(line)]))
+            data, count = fitting(some, self._longest, rejects)
+            if count:
+                change = json.loads(line) if self._by_table else {}
+                table = folder_of(change["schema"], change["table"]) if "table" in change else MESSAGES
+                yield Portion(table if self._by_table else "", data, count)
+
     def _lines(self, window: Window) -> Iterable[tuple[str, Lines]]:
         if not self._by_table:
             return [("", lines(window))]
@@ -42,6 +54,40 @@ class JsonLines:
             (folder_of(tables[label].schema, tables[label].name) if label else MESSAGES, some)
             for label, some in lines_by_table(window).items()
         ]
+
+
+class TextWriter:
+    def __init__(self, where: str, encoder: Encoder, stage: TextStage, durable_from: int) -> None:
+        self._where = where
+        self._encoder = encoder
+        self._stage = stage
+        self._durable_from = durable_from
+
+    def write(self, window: Window) -> Sequence[Reject]:
+        rejects: list[Reject] = []
+        self._add(self._encoder.encode(window, rejects))
+        return rejects
+
+    def write_letters(self, letters: Sequence[Reject]) -> Sequence[Reject]:
+        assert isinstance(self._encoder, JsonLines)  # noqa: S101 - `Capabilities.default_json`
+        rejects: list[Reject] = []
+        self._add(self._encoder.again(letters, rejects))
+        return rejects
+
+    def finish(self) -> Mapping[str, Any]:
+        with told(self._where):
+            return to_payload(self._stage.finish(self._durable_from))
+
+    def abort(self) -> None:
+        try:
+            self._stage.abort()
+        except OSError:
+            return  # the next owner sweeps the stage
+
+    def _add(self, portions: Iterable[Portion]) -> None:
+        with told(self._where):
+            for portion in portions:
+                self._stage.add(portion)
 
 
 def fitting(some: Lines, longest: int | None, rejects: list[Reject]) -> tuple[bytes | memoryview, int]:

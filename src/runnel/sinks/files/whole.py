@@ -9,7 +9,7 @@ until the record names their files, so that closing may fail anywhere and be rep
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from ...errors import Refused, Transient
 from ...failpoints import failpoint
 from ...postgres.lsn import Lsn
 from ...progress.position import Position
-from ..api import Batch, Receipt
+from ..api import Batch, Name, Receipt
 from ..trouble import told
 from .names import data_name
 from .owner import Owner, capabilities
@@ -25,7 +25,7 @@ from .parquet import merge as merge_parquet
 from .place import Place
 from .record import Record, already_there
 from .settings import FilesSettings
-from .stage import Piece
+from .stage import Piece, discard, pieces_of
 
 _STEP = 4 << 20
 _ALL = 4
@@ -59,16 +59,12 @@ class WholeFiles:
         }
 
     def commit(self, batch: Batch, receipts: Sequence[Receipt]) -> Lsn:
-        pieces = [
-            Piece(**piece)
-            for receipt in sorted(receipts, key=lambda r: r.index)
-            for piece in receipt.payload["pieces"]
-        ]
+        pieces = pieces_of(receipts)
         with self._place.lock():
             record = self._current()
             if already_there(self._accepted, batch, self._owner.where):
                 waiting = {piece.file for piece in self._pending}
-                self._discard(piece for piece in pieces if piece.file not in waiting)
+                discard(self._place, [piece for piece in pieces if piece.file not in waiting])
                 return self._durable
             if pieces and not self._pending:
                 self._since = time.monotonic()
@@ -97,6 +93,17 @@ class WholeFiles:
             self._owner.reposition(lsn)
         self._durable = self._accepted = lsn
 
+    def redelivered(self) -> frozenset[Name]:
+        return frozenset(self._owner.current().redelivered)
+
+    def redeliver(self, names: Sequence[Name], receipts: Sequence[Receipt]) -> None:
+        pieces = pieces_of(receipts)
+        with self._place.lock():
+            record = self._current()
+            self._publish(record, pieces, replace(record, redelivered=tuple(names)))
+            discard(self._place, pieces)
+        failpoint("sink.committed")
+
     def close(self) -> None:
         return
 
@@ -123,40 +130,40 @@ class WholeFiles:
         return max(sizes.values()) >= limit or sum(sizes.values()) >= _ALL * limit
 
     def _close(self, record: Record) -> None:
+        self._publish(record, self._pending, record.at(self._accepted))
+        self._settle()
+        failpoint("sink.committed")
+
+    def _publish(self, record: Record, pieces: Sequence[Piece], then: Record) -> None:
+        """Pieces as files behind those that `record` counts, committed with what `then` says besides."""
         built: list[str] = []
         try:
             with told(self._place.root):
-                for number, run in enumerate(self._runs(), record.next):
+                for number, run in enumerate(self._runs(pieces), record.next):
                     built.append(data_name(run[0].folder, number, self._owner.suffix))
                     self._build(run, built[-1], number)
             failpoint("sink.written")
-            self._owner.store(replace(record, next=record.next + len(built)).at(self._accepted))
+            self._owner.store(replace(then, next=record.next + len(built)))
         except Exception:
             if self._owner.current() is record:  # no record names them: no reader shall see them
                 for name in built:
                     self._place.remove(name)
             raise
-        self._settle()
-        failpoint("sink.committed")
 
     def _settle(self) -> None:
         self._durable = self._accepted
         done, self._pending = self._pending, []
-        self._discard(done)
+        discard(self._place, done)
 
-    def _discard(self, pieces: Iterable[Piece]) -> None:
-        for name in {piece.file for piece in pieces}:
-            self._place.remove(name)
-
-    def _runs(self) -> Iterator[list[Piece]]:
+    def _runs(self, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         """Pieces that become one file: of one folder and schema, in order, until the file is full."""
         folders: dict[str, list[Piece]] = {}
-        for piece in self._pending:
+        for piece in pieces:
             folders.setdefault(piece.folder, []).append(piece)
-        for pieces in folders.values():
+        for of_folder in folders.values():
             run: list[Piece] = []
             size = 0
-            for piece in pieces:
+            for piece in of_folder:
                 large = self._large(piece)
                 if run and (large or size >= self._settings.roll_bytes or run[-1].schema != piece.schema):
                     yield run

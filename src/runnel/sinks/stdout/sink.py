@@ -15,22 +15,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ...changes.block import Window
 from ...errors import Refused
 from ...failpoints import failpoint
 from ...postgres.lsn import Lsn
 from ...progress.position import Position
-from ..api import Attempt, Batch, Capabilities, Plan, Receipt, Reject, Sink, Writer
+from ..api import Attempt, Batch, Capabilities, Name, Plan, Receipt, Sink, Writer
 from ..files.place import LocalPlace
 from ..files.record import already_there
-from ..files.stage import Piece, TextStage, stage_base, to_payload
-from ..files.text import JsonLines
+from ..files.stage import Piece, TextStage, discard, pieces_of, stage_base
+from ..files.text import JsonLines, TextWriter
 from ..registry import SinkContext
 from ..transfer import copy_range
 from ..trouble import told
 from .settings import StdoutSettings
 
 _WHERE = "standard output"
+_NEVER = 1 << 62
+"""Staged lines are copied: they need not roll, nor be durable."""
 
 
 def sink(settings: StdoutSettings, context: SinkContext) -> Sink:
@@ -38,7 +39,9 @@ def sink(settings: StdoutSettings, context: SinkContext) -> Sink:
 
 
 def writer(task: Mapping[str, Any], attempt: Attempt) -> Writer:
-    return StdoutWriter(task, attempt)
+    base = stage_base(task["stage"], attempt)
+    stage = TextStage(LocalPlace(task["root"]), base, codec="none", limit=_NEVER)
+    return TextWriter(task["root"], JsonLines(by_table=False, longest=task["longest"]), stage, _NEVER)
 
 
 class Stdout:
@@ -48,6 +51,7 @@ class Stdout:
             holds_position=False,
             guarantee="at least once: (lsn, seq) names each change, to drop repeats by",
             max_record_bytes=settings.max_record_bytes,
+            default_json=True,
         )
         self._place = LocalPlace(stage)
         self._fd = fd
@@ -69,20 +73,12 @@ class Stdout:
         }
 
     def commit(self, batch: Batch, receipts: Sequence[Receipt]) -> Lsn:
-        pieces = [
-            Piece(**piece)
-            for receipt in sorted(receipts, key=lambda r: r.index)
-            for piece in receipt.payload["pieces"]
-        ]
+        pieces = pieces_of(receipts)
         if not already_there(self._lsn, batch, _WHERE):
-            with self._whole_or_nothing():
-                for piece in pieces:
-                    self._copy(piece)
-                failpoint("sink.written")
+            self._print(pieces)
             self._lsn = batch.end
             failpoint("sink.committed")
-        for name in {piece.file for piece in pieces}:
-            self._place.remove(name)
+        discard(self._place, pieces)
         return self._lsn
 
     def tick(self) -> Lsn:
@@ -98,8 +94,23 @@ class Stdout:
     def reposition(self, lsn: Lsn) -> None:
         self._lsn = lsn
 
+    def redelivered(self) -> frozenset[Name]:
+        return frozenset()
+
+    def redeliver(self, names: Sequence[Name], receipts: Sequence[Receipt]) -> None:
+        pieces = pieces_of(receipts)
+        self._print(pieces)
+        failpoint("sink.committed")
+        discard(self._place, pieces)
+
     def close(self) -> None:
         return
+
+    def _print(self, pieces: Sequence[Piece]) -> None:
+        with self._whole_or_nothing():
+            for piece in pieces:
+                self._copy(piece)
+            failpoint("sink.written")
 
     def _copy(self, piece: Piece) -> None:
         source = os.open(self._place.path(piece.file), os.O_RDONLY | os.O_CLOEXEC)
@@ -133,28 +144,3 @@ def _reader_gone() -> Refused:
         "the reader of standard output is gone",
         hint="nothing is lost: the next run goes on after the last change that was written",
     )
-
-
-class StdoutWriter:
-    def __init__(self, task: Mapping[str, Any], attempt: Attempt) -> None:
-        self._lines = JsonLines(by_table=False, longest=task["longest"])
-        self._root = task["root"]
-        base = stage_base(task["stage"], attempt)
-        self._stage = TextStage(LocalPlace(self._root), base, codec="none", limit=1 << 62)
-
-    def write(self, window: Window) -> Sequence[Reject]:
-        rejects: list[Reject] = []
-        with told(self._root):
-            for portion in self._lines.encode(window, rejects):
-                self._stage.add(portion)
-        return rejects
-
-    def finish(self) -> Mapping[str, Any]:
-        with told(self._root):
-            return to_payload(self._stage.finish(durable_from=1 << 62))
-
-    def abort(self) -> None:
-        try:
-            self._stage.abort()
-        except OSError:
-            return  # the next owner sweeps the stage
