@@ -16,6 +16,7 @@ import psutil
 import psycopg
 
 from history import lsn_number, read_jsonl
+from runnel.demo.scratch import die_with_parent
 
 
 def eventually(
@@ -69,7 +70,7 @@ class Runnel:
         process = subprocess.Popen(
             [sys.executable, "-m", "runnel", *words],
             cwd=self.home, env={**os.environ, **(env or {})}, text=True,
-            stdin=subprocess.DEVNULL, stdout=stdout, stderr=log,
+            stdin=subprocess.DEVNULL, stdout=stdout, stderr=log, preexec_fn=die_with_parent(),  # noqa: PLW1509
         )  # fmt: skip
         log.close()
         self.processes.append(process)
