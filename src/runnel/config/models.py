@@ -148,6 +148,8 @@ class Pipeline(Settings):
     """Where to write: `type` chooses the sink, the other keys are that sink's settings."""
     on_error: Literal["stop", "dead_letter"] = "stop"
     """A change the sink can never take: stop the pipeline, or keep it as a dead letter and go on."""
+    max_dead_letters: Annotated[int, Field(ge=1)] = 10_000
+    """Most dead letters it may keep; the batch that would bring more stops it, and nothing is passed."""
     tasks: Annotated[int, Field(ge=1)] | None = None
     """Most tasks per micro-batch; default: one per core but capture's, at least one."""
     batch: Batch = Field(default_factory=Batch)

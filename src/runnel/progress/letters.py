@@ -16,6 +16,7 @@ from typing import Any, LiteralString, Protocol
 from psycopg import Connection
 from psycopg.rows import TupleRow
 
+from ..errors import Kind, RunnelError
 from ..postgres.lsn import Lsn
 
 Key = tuple[str, str | None]
@@ -63,9 +64,13 @@ def keys(of: Rejected | Letter) -> list[Key]:
 
 
 def store(
-    connection: Connection[TupleRow], subscription: str, pipeline: str, rejects: Sequence[Rejected]
+    connection: Connection[TupleRow],
+    subscription: str,
+    pipeline: str,
+    rejects: Sequence[Rejected],
+    most: int | None = None,
 ) -> None:
-    """Store letters and park their keys."""
+    """Store letters and park their keys: all of them, or none if the pipeline then had more than `most`."""
     parked = sorted({key for reject in rejects for key in keys(reject)}, key=str)
     with connection.transaction(), connection.cursor() as cursor:
         # A sink does not tell the old key; when its batch runs again it is known.
@@ -85,6 +90,28 @@ def store(
             " VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
             [(subscription, pipeline, table, _digest(key), key) for table, key in parked],
         )
+        if most is not None:
+            _check_count(connection, subscription, pipeline, most)
+
+
+def _check_count(connection: Connection[TupleRow], subscription: str, pipeline: str, most: int) -> None:
+    count = counts(connection, subscription, pipeline).get(pipeline, 0)
+    if count <= most:
+        return
+    row = connection.execute(
+        'SELECT "table", count(*), bool_or(key IS NULL) FROM runnel.dead_letters'
+        ' WHERE subscription = %s AND pipeline = %s GROUP BY "table" ORDER BY 2 DESC, 1 LIMIT 1',
+        [subscription, pipeline],
+    ).fetchone()
+    assert row is not None  # noqa: S101 - there are letters
+    table, of_table, whole = row
+    raise RunnelError(
+        f"pipeline {pipeline!r} would have {count} dead letters, more than max_dead_letters ({most}):"
+        f" {of_table} of {table or 'messages'}" + (", which is parked as a whole" if whole else ""),
+        hint=f"mend the cause and `runnel dead-letters replay {pipeline}`, or `drop` what shall not come;"
+        f" or raise pipelines.{pipeline}.max_dead_letters",
+        kind=Kind.DATA,
+    )
 
 
 def explain(
@@ -134,10 +161,13 @@ def find(
     return [Letter(p, Lsn.parse(lsn), *rest) for p, lsn, *rest in rows]
 
 
-def counts(connection: Connection[TupleRow], subscription: str) -> dict[str, int]:
+def counts(
+    connection: Connection[TupleRow], subscription: str, pipeline: str | None = None
+) -> dict[str, int]:
     rows = connection.execute(
-        "SELECT pipeline, count(*) FROM runnel.dead_letters WHERE subscription = %s GROUP BY pipeline",
-        [subscription],
+        "SELECT pipeline, count(*) FROM runnel.dead_letters WHERE subscription = %(subscription)s"
+        " AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s) GROUP BY pipeline",
+        {"subscription": subscription, "pipeline": pipeline},
     )
     return {pipeline: int(count) for pipeline, count in rows}
 

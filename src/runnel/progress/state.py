@@ -368,10 +368,10 @@ class State:
 
     # dead letters
 
-    def store_letters(self, pipeline: str, rejects: Sequence[Rejected]) -> None:
-        """Their keys are parked from then on."""
+    def store_letters(self, pipeline: str, rejects: Sequence[Rejected], most: int | None = None) -> None:
+        """Their keys are parked from then on. With more than `most`: an error, none stored."""
         with self._lock:
-            letters.store(self.connection, self.name, pipeline, rejects)
+            letters.store(self.connection, self.name, pipeline, rejects, most)
 
     def explain_letters(self, pipeline: str, rejects: Iterable[Rejected]) -> None:
         with self._lock:

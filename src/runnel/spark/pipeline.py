@@ -325,7 +325,7 @@ class Pipeline:
         if report.rejects:
             self._park(state, report.rejects)
         if report.letters:
-            state.store_letters(self.name, report.letters)
+            state.store_letters(self.name, report.letters, self._settings.max_dead_letters)
         batch = Batch(report.start, report.end, report.first_time, report.last_time)
         durable = sink.commit(batch, [task.receipt() for task in report.reports])
         failpoint("pipeline.delivered")
@@ -342,7 +342,7 @@ class Pipeline:
         for one in rejects:  # once more would be for ever
             if covers(self._parked, one):
                 raise undeliverable(one, "is parked and came to the sink", DEFECT)
-        state.store_letters(self.name, rejects)
+        state.store_letters(self.name, rejects, self._settings.max_dead_letters)
         raise Rerun
 
     # state, log and words

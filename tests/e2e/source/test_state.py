@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from runnel.demo.server import Server
-from runnel.errors import Refused, RunnelError
+from runnel.errors import Kind, Refused, RunnelError
 from runnel.log.api import Lineage
 from runnel.postgres.connect import connect as open_connection
 from runnel.postgres.lsn import Lsn
@@ -358,6 +358,21 @@ def test_a_table_without_a_key_is_parked_as_a_whole(made: State) -> None:
     assert made.parked("copy") == [("public.t", None)]
     assert made.drop_letters("copy", table="public.t") == 1
     assert made.parked("copy") == []
+
+
+def test_letters_past_the_bound_are_an_error_and_none_of_them_is_stored(made: State) -> None:
+    made.store_letters("copy", [reject(lsn, None) for lsn in (10, 20)], most=3)
+    for lsns in ((30, 40), (20, 30, 40)):
+        with pytest.raises(RunnelError) as caught:
+            made.store_letters("copy", [reject(lsn, None) for lsn in lsns], most=3)
+        assert caught.value.kind is Kind.DATA
+        assert "4 dead letters, more than max_dead_letters (3): 4 of public.t" in caught.value.message
+        assert "parked as a whole" in caught.value.message
+        assert "runnel dead-letters replay copy" in caught.value.hint
+        assert made.letter_counts() == {"copy": 2}
+    made.store_letters("copy", [reject(lsn, None) for lsn in (10, 20, 30)], most=3)
+    made.drop_letters("copy", at=[(Lsn(10), 0)])
+    made.store_letters("copy", [reject(40, None)], most=3)
 
 
 def test_a_key_longer_than_an_index_entry_is_parked(made: State) -> None:
