@@ -22,6 +22,7 @@ from ..errors import Refused, RunnelError, Transient
 from ..failpoints import failpoint
 from ..log.api import ChangeLog, ChunkHeader
 from ..postgres import catalog
+from ..postgres import connect as postgres
 from ..postgres.connect import connect
 from ..postgres.lsn import Lsn
 from ..progress.records import Subscription
@@ -92,7 +93,9 @@ class Session:
         for name in self._log.sweep():
             _log.warning("%s/%s is not the log's: left alone", self._log.path, name)
         application = f"runnel {source.name} capture"
-        self._source = stack.enter_context(connect(self._config.source_url, application))
+        self._source = stack.enter_context(
+            connect(self._config.source_url, application, silence=postgres.SILENCE)
+        )
         self._stream = ReplicationStream(self._config.source_url, application)
         stack.callback(self._stream.close)
         go = self._decide(subscription)
@@ -104,7 +107,9 @@ class Session:
             begin, end = go.bridge
             self._log.advance(ChunkHeader(lineage=go.lineage, epoch=epoch, start=begin, end=end))
         known = known_relations(self._log)
-        catalogue = Catalogue(lambda: connect(self._config.source_url, application), known)
+        catalogue = Catalogue(
+            lambda: connect(self._config.source_url, application, silence=postgres.SILENCE), known
+        )
         stack.callback(catalogue.close)
         self._cutter = Cutter(
             self._log,

@@ -9,6 +9,8 @@ What must hold:
 - The server ends a connection it has not heard from for `wal_sender_timeout`, even when its question (a
   keepalive) lies behind data we do not read. So a thread sends a status update every third of
   that time, whatever the rest of capture does: waits for the disk, for the catalogue, for pipelines.
+- A network that takes our bytes and passes none looks like a quiet server. So when nothing came for a
+  while the server is asked for a word, and the connection counts as lost when none comes.
 - libpq connections are not for two threads: every use is under one lock.
 """
 
@@ -19,6 +21,8 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -29,12 +33,17 @@ from ..postgres.connect import SESSION, connect_error, parse_url, where
 from ..postgres.lsn import Lsn
 from .protocol import Frames, Keepalive, status_update
 from .transport import SocketTransport, Transport, choose, result_error
+from .trouble import stream_error
 
 NAP = 0.0055
 FLOWING = 0.05
 """Seconds after the last data during which the stream counts as flowing."""
 _RECEIVE_BUFFER = 1 << 20
 _LONGEST_SILENCE = 10.0
+PATIENCE = 60.0
+"""Seconds without a byte from the server, the second half of them after it was asked for one. Where its
+`wal_sender_timeout` is longer, or off, it may also be silent for longer: see `_prepare`."""
+_PATIENCE_WITHOUT_TIMEOUT = 300.0
 
 
 class ReplicationStream:
@@ -55,14 +64,19 @@ class ReplicationStream:
             **parse_url(url),
             "replication": "database",
         }
-        self._conn = pq.PGconn.connect(conninfo.make_conninfo(**parameters).encode())
-        if self._conn.status != pq.ConnStatus.OK:
-            text = self._conn.get_error_message()
-            self._conn.finish()
-            raise connect_error(psycopg.OperationalError(text), url)
+        try:
+            # Not by libpq's blocking call, which would stop every other thread until it is answered.
+            self._connection = psycopg.connect(conninfo.make_conninfo(**parameters), autocommit=True)
+        except psycopg.Error as error:
+            raise connect_error(error, url) from None
+        self._conn = self._connection.pgconn
+        self._conn.nonblocking = 0
         self.server_version = self._conn.server_version
         self.silence = _LONGEST_SILENCE
         """Seconds after which the server is told something, whatever happens."""
+        self.patience = PATIENCE
+        self._heard = time.monotonic()
+        self._asked: float | None = None
         self._write = self._flush = 0
         self._told = time.monotonic()
         self._last_data = 0.0
@@ -85,6 +99,11 @@ class ReplicationStream:
         )
         if timeout:  # milliseconds; 0 switches it off
             self.silence = min(_LONGEST_SILENCE, timeout / 3000)
+            # Deep in a large transaction a walsender looks at our questions every half of its timeout.
+            if timeout > 60_000:
+                self.patience = max(self.patience, 2 * timeout / 1000)
+        else:
+            self.patience = max(self.patience, _PATIENCE_WITHOUT_TIMEOUT)
         # A duplicate shares the socket with libpq but not its ownership.
         with socket.socket(fileno=os.dup(self._conn.socket)) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
@@ -92,15 +111,36 @@ class ReplicationStream:
         self._poll.register(self._conn.socket, select.POLLIN)
 
     def _query(self, query: str) -> int:
-        result = self._conn.exec_(query.encode())
+        with self._bounded():
+            result = self._conn.exec_(query.encode())
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise result_error(result, self._server)
         value = result.get_value(0, 0) if result.ntuples else None
         return int(value) if value and value.isdigit() else 0
 
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """libpq's own waiting has no end: cut the line when the answer does not come."""
+        duplicate = socket.socket(fileno=os.dup(self._conn.socket))
+
+        def cut() -> None:
+            with suppress(OSError):
+                duplicate.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(self.patience, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            duplicate.close()
+
     def timeline_history(self, timeline: int) -> str | None:
         """The text of the server's history file. Only before `start`."""
-        result = self._conn.exec_(f"TIMELINE_HISTORY {timeline}".encode())
+        with self._bounded():
+            result = self._conn.exec_(f"TIMELINE_HISTORY {timeline}".encode())
         if result.status != pq.ExecStatus.TUPLES_OK or not result.ntuples:
             return None  # timeline 1 has none, and so may a restored server
         value = result.get_value(0, 1)
@@ -122,7 +162,9 @@ class ReplicationStream:
             if streaming:
                 options.append("streaming 'on'")
         name = escape.escape_identifier(slot.encode()).decode()
-        self._transport.start(f"START_REPLICATION SLOT {name} LOGICAL {lsn} ({', '.join(options)})")
+        with self._bounded():
+            self._transport.start(f"START_REPLICATION SLOT {name} LOGICAL {lsn} ({', '.join(options)})")
+        self._heard = time.monotonic()
         self._thread = threading.Thread(target=self._keep_alive, name="runnel-keepalive", daemon=True)
         self._thread.start()
 
@@ -130,9 +172,25 @@ class ReplicationStream:
         """What has arrived, at most about 1 MB. Never blocks."""
         with self._lock:
             frames, keepalives = self._transport.receive()
+        now = time.monotonic()
         if len(frames):
-            self._last_data = time.monotonic()
+            self._last_data = now
+        if len(frames) or keepalives or not self._transport.drained:
+            self._heard, self._asked = now, None
+        elif now - self._heard > self.patience / 2:
+            self._ask(now)
         return frames, keepalives
+
+    def _ask(self, now: float) -> None:
+        """Nothing came, though the socket is read: is there still somebody?"""
+        if self._asked is None:
+            self._asked = now
+            with self._lock:
+                self._send(reply=True)
+        elif now - self._asked > self.patience / 2:
+            raise stream_error(
+                None, f"no word for {now - self._heard:.0f} s, though it was asked for one", self._server
+            )
 
     @property
     def drained(self) -> bool:
@@ -145,8 +203,8 @@ class ReplicationStream:
             raise self._failure
         if time.monotonic() - self._last_data < FLOWING:
             time.sleep(min(NAP, timeout))
-        else:
-            self._poll.poll(timeout * 1000)
+        elif self._poll.poll(timeout * 1000):
+            self._heard, self._asked = time.monotonic(), None  # maybe a part of a large message
 
     # what the server is told
 
@@ -158,8 +216,9 @@ class ReplicationStream:
             if moved or now:
                 self._send()
 
-    def _send(self) -> None:
-        self._transport.send(status_update(self._write, self._flush, time.time_ns() // 1000))
+    def _send(self, *, reply: bool = False) -> None:
+        now = time.time_ns() // 1000
+        self._transport.send(status_update(self._write, self._flush, now, reply=reply))
         self._told = time.monotonic()
 
     def _keep_alive(self) -> None:

@@ -12,7 +12,7 @@ import threading
 import psycopg
 
 from ..errors import RunnelError
-from ..postgres.connect import connect
+from ..postgres.connect import SILENCE, connect
 from ..postgres.patterns import TablePatterns
 from . import membership
 
@@ -57,7 +57,7 @@ class TableKeeper:
 
     def _reconcile(self) -> None:
         # A connection each time: one every half minute is cheap, and none is left idle.
-        with connect(self._url, f"runnel {self._publication} tables") as connection:
+        with connect(self._url, f"runnel {self._publication} tables", silence=SILENCE) as connection:
             report = membership.reconcile(connection, self._publication, self._patterns)
         for names, what in ((report.added, "joined"), (report.dropped, "left")):
             if names:

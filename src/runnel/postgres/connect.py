@@ -2,13 +2,16 @@
 
 TLS, passwords (`.pgpass`, service files, `PG*` variables) and several hosts are libpq's business and
 work as its manual says. What must hold: a dead peer is noticed within a minute on both sides (an
-owner's advisory lock must fall with its machine); no setting of the role or database changes what a
+owner's advisory lock must fall with its machine), and where `silence` is given also one whose network takes
+bytes and passes none; no setting of the role or database changes what a
 query means or ends an idle session; no error ever shows a password.
 """
 
 from __future__ import annotations
 
-from typing import Any, LiteralString
+import time
+from collections.abc import Generator
+from typing import Any, LiteralString, TypeVar
 
 import psycopg
 from psycopg import conninfo
@@ -17,6 +20,11 @@ from psycopg.rows import TupleRow
 from ..errors import Kind, RunnelError
 
 Connection = psycopg.Connection[TupleRow]
+
+T = TypeVar("T")
+
+SILENCE = 60.0
+"""Seconds without a byte from the server in which a short statement must have been answered."""
 
 _PARAMETERS: dict[str, Any] = {
     "connect_timeout": 10,
@@ -104,14 +112,50 @@ _HINTS: tuple[tuple[str, str, Kind], ...] = (
 )
 
 
-def connect(url: str, application: str) -> Connection:
-    """An autocommit connection. `application` is what pg_stat_activity shows."""
+class _Bounded(psycopg.Connection[TupleRow]):
+    """Gives up a statement, and itself, when the server is silent for too long."""
+
+    silence = SILENCE
+
+    def wait(self, gen: Generator[Any, Any, T], *more: Any, **named: Any) -> T:
+        return super().wait(self._heard(gen), *more, **named)
+
+    def _heard(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+        deadline = time.monotonic() + self.silence
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                now = time.monotonic()
+                if ready:
+                    deadline = now + self.silence
+                elif now > deadline:
+                    self.close()  # the answer may still come, and nobody would know to what
+                    raise psycopg.OperationalError(
+                        f"no answer from the server for {self.silence:.0f} s: the network passes nothing"
+                    )
+                else:
+                    gen.send(ready)
+                    continue
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def connect(url: str, application: str, *, silence: float | None = None) -> Connection:
+    """An autocommit connection. `application` is what pg_stat_activity shows. `silence`: seconds within
+    which every statement is answered or the connection is lost; only where none may take long."""
     parameters = parse_url(url)
     for name, value in _PARAMETERS.items():
         parameters.setdefault(name, value)
     parameters.setdefault("application_name", application)
     try:
-        connection = psycopg.connect(**parameters, autocommit=True)
+        if silence is None:
+            connection = psycopg.connect(**parameters, autocommit=True)
+        else:
+            connection = _Bounded.connect(**parameters, autocommit=True)
+            connection.silence = silence
     except psycopg.Error as error:
         raise connect_error(error, url) from None
     settings = SESSION

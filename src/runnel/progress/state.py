@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from ..errors import Refused, RunnelError
 from ..log.api import Lineage
+from ..postgres import connect as postgres
 from ..postgres.connect import Connection, connect
 from ..postgres.lsn import Lsn
 from . import letters, owners, pipelines, schema
@@ -54,7 +55,7 @@ class State:
     @classmethod
     def connect(cls, url: str, name: str, application: str = "") -> Self:
         """`application` tells others who holds a claim: by default process and host."""
-        return cls(connect(url, application or owners.identity()), name)
+        return cls(connect(url, application or owners.identity(), silence=postgres.SILENCE), name)
 
     def close(self) -> None:
         self.connection.close()
