@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -128,6 +129,25 @@ def invalid(message: str, hint: str, *, at: str | int | None = None) -> Pydantic
     key or index inside the validated value that is wrong."""
     # A template would treat braces in the message as placeholders: hand the text over as a value.
     return PydanticCustomError("runnel", "{message}", {"message": message, "hint": hint, "at": at})
+
+
+SECRET_NAME = re.compile(r"(?i)(secret|password|passwd|(secret|access|account)[._]?key|token)$")
+"""How a name of something ends that must not be shown."""
+
+
+def without_credentials(url: str) -> str:
+    """The place as it is; refused if it holds a secret: it stands in Spark's plans, logs and messages."""
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    user = parts.netloc.rpartition("@")[0]
+    # abfs://container@account… and hdfs://user@host name no secret
+    named = parts.scheme in ("abfs", "abfss", "hdfs", "viewfs") and ":" not in user
+    if (user and not named) or any(SECRET_NAME.search(name) for name, _ in parse_qsl(parts.query)):
+        for secret in (user, user.partition(":")[2], *(value for _, value in parse_qsl(parts.query))):
+            remember(secret)
+        raise invalid("no credentials in the path", "give them in the environment of every process")
+    return url
 
 
 REVEAL = {"reveal": True}

@@ -209,3 +209,17 @@ def test_redact_masks_secrets_and_nothing_else(text: str, shown: str) -> None:
 def test_redact_knows_the_passwords_it_has_loaded(here: Path) -> None:
     read(here, "source: {url: 'postgresql://me:ab%40cdefg@db/x'}")
     assert redact('missing "=" after "ab@cdefg"') == 'missing "=" after "********"'
+
+
+def test_the_stage_is_beside_a_local_log_and_on_local_disk_beside_an_object_store(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    assert read(here, f"source: {{url: {URL}}}\nlog: ./log").stages == str(here / "log" / "_stage")
+    far = read(here, f"source: {{url: {URL}, name: shop}}\nlog: s3://b/log?endpoint_override=h:9")
+    assert far.stages == str(here / ".runnel/stage/shop")
+
+
+@pytest.mark.parametrize("url", ["s3://b/log?region=x", "abfs://box@account.dfs.core.windows.net/log"])
+def test_a_url_without_secrets_is_a_place_for_the_log(here: Path, url: str) -> None:
+    assert read(here, f"source: {{url: {URL}}}\nlog: '{url}'").log.path == url

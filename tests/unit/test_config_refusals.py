@@ -262,6 +262,32 @@ CASES = {
         ":6: pipelines.b.sink: writes to standard output, as pipelines.a does",
         "a place of its own",
     ),
+    "credentials in the log's URL": (
+        SOURCE + "log: 's3://key:secret@bucket/log?region=x'",
+        ":2: log.path: no credentials in the path",
+        "environment",
+    ),
+    "credentials among the options of the log's URL": (
+        SOURCE + "log: 'abfs://box@account.dfs.core.windows.net/log?client_secret=secret@'",
+        ":2: log.path: no credentials in the path",
+        "environment",
+    ),
+    "credentials in the URL of an output": (
+        SOURCE + "pipelines:\n  a:\n    sink: {type: files, path: 's3://key:secret@bucket/out'}",
+        ":4: pipelines.a.sink.path: no credentials in the path",
+        "environment",
+    ),
+    "output in the change log of an object store": (
+        SOURCE
+        + "log: s3://b/log?region=x\npipelines:\n  a:\n    sink: {type: files, path: s3://b/log/out}",
+        ":5: pipelines.a.sink: s3://b/log/out is where the change log is (s3://b/log)",
+        "somewhere else",
+    ),
+    "standard output of a cluster whose log is in an object store": (
+        SOURCE + "log: s3://b/log\nspark: {master: yarn}\n" + SINK,
+        "pipeline 'a': stdout's lines are put together beside the change log",
+        "local[*]",
+    ),
     "output in the change log": (
         SOURCE + "log: data\npipelines:\n  a:\n    sink: {type: files, path: data/out}",
         ":5: pipelines.a.sink: ",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import typer
 
 from ..capture import subscription
@@ -24,4 +26,5 @@ def destroy(ctx: typer.Context) -> None:
         return
     if lineage.slot.rpartition("_")[0] == name:
         log.destroy()
-        typer.echo(f"log {config.log.path} removed")
+        shutil.rmtree(config.stages, ignore_errors=True)
+        typer.echo(f"log {log.path} removed")

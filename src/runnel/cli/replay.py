@@ -45,12 +45,12 @@ def replay(
     settings = config.pipelines[name].sink
     with State.connect(config.state_url, config.source.name) as state:
         recorded = state.claim_pipeline(name, wait=0)
-        context = SinkContext(name, f"{config.log.path}/_stage/{name}")
+        context = SinkContext(name, f"{config.stages}/{name}")
         sink = SINKS[settings.type].sink(settings, context)
         if not sink.capabilities.holds_position:
             raise RunnelError(
                 f"pipeline {name!r}: a {settings.type} sink has no record of its own to go back by",
-                hint=f'read the log itself: spark.read.format("runnel").option("log", "{config.log.path}")',
+                hint=f'read the log itself: spark.read.format("runnel").option("log", "{log.path}")',
             )
         with closing(sink):
             position = open_sink(sink, name, recorded, state)

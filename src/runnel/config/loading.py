@@ -115,16 +115,22 @@ def _refuse_shared_places(config: Config, document: Document) -> None:
         origin = document.origin(("pipelines", name, "sink"))
         if place in seen:
             raise UsageError(
-                f"{origin}: {here}: writes to {place}, as pipelines.{seen[place]} does",
+                f"{origin}: {here}: writes to {_bare(place)}, as pipelines.{seen[place]} does",
                 hint="give each pipeline a place of its own",
             )
         seen[place] = name
         if _inside(place, config.log.path) or _inside(config.log.path, place):
             raise UsageError(
-                f"{origin}: {here}: {place} is where the change log is ({config.log.path})",
+                f"{origin}: {here}: {_bare(place)} is where the change log is ({_bare(config.log.path)})",
                 hint="write somewhere else, or set log.path",
             )
 
 
+def _bare(place: str) -> str:
+    """Without the options of a URL: they say how to get there, not where it is."""
+    return place.partition("?")[0].rstrip("/") if "://" in place else place
+
+
 def _inside(inner: str, outer: str) -> bool:
+    inner, outer = _bare(inner), _bare(outer)
     return inner == outer or inner.startswith(outer.rstrip("/") + "/")

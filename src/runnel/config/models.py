@@ -6,13 +6,24 @@ What comes in: plain values with everything expanded (see `loading`). What goes 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from ..settings import Duration, Path, PostgresUrl, Settings, SinkSettings, Size, invalid
+from ..settings import (
+    SECRET_NAME,
+    Duration,
+    Path,
+    PostgresUrl,
+    Settings,
+    SinkSettings,
+    Size,
+    invalid,
+    without_credentials,
+)
 from ..sinks.registry import SINKS
 
 if TYPE_CHECKING:
@@ -28,7 +39,6 @@ else:
 _TABLE = re.compile(r'!?\s*(?:"(?:[^"]|"")+"|[^".\s]+)\.(?:"(?:[^"]|"")+"|[^".\s]+)')
 _PIPELINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _MASTER = re.compile(r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
-_SECRET_KEY = re.compile(r"(?i)(secret|password|passwd|secret\.?key|access\.?key|token)$")
 
 
 def _comma_separated(value: Any) -> Any:
@@ -95,7 +105,7 @@ class Log(Settings):
     """The change log between capture and the pipelines. A plain string is its path."""
 
     path: Path = "./.runnel/log"
-    """Directory (or URL) of the log."""
+    """Directory of the log, or a URL; credentials come from the environment of every process."""
     retain: Duration = 0
     """Keep delivered changes this long for `runnel replay`; 0 deletes them when no pipeline needs them."""
     max_bytes: Size = 10 << 30
@@ -110,6 +120,11 @@ class Log(Settings):
     def _plain_path(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value
 
+    @field_validator("path")
+    @classmethod
+    def _no_credentials(cls, value: str) -> str:
+        return without_credentials(value)
+
     @model_validator(mode="after")
     def _budget(self) -> Log:
         if self.max_bytes < self.chunk_bytes:
@@ -118,6 +133,10 @@ class Log(Settings):
                 "raise log.max_bytes or lower log.chunk_bytes",
             )
         return self
+
+    @property
+    def remote(self) -> bool:
+        return "://" in self.path
 
     def settings(self) -> LogSettings:
         from ..log.api import LogSettings
@@ -199,7 +218,7 @@ class Spark(Settings):
                 raise invalid(
                     "unknown key", f"allowed here: master, spark.*; did you mean 'spark.{key}'?", at=key
                 )
-            if _SECRET_KEY.search(key):
+            if SECRET_NAME.search(key):
                 raise invalid(
                     "a secret here would stand on the command line of Spark's JVM",
                     "give it through the environment, or in a spark-defaults.conf of mode 0600",
@@ -242,6 +261,18 @@ class Config(Settings):
                 raise invalid("a pipeline cannot be called 'capture'", "choose another name", at=name)
         return value
 
+    @model_validator(mode="after")
+    def _stage_is_shared(self) -> Config:
+        master = self.spark.settings.get("spark.master", self.spark.master)
+        for name, pipeline in self.pipelines.items():
+            if pipeline.sink.type == "stdout" and self.log.remote and not master.startswith("local"):
+                raise invalid(
+                    f"pipeline {name!r}: stdout's lines are put together beside the change log, and a"
+                    " cluster cannot reach a directory that is beside an object store",
+                    "use spark.master: local[*], a log in a directory that all machines share, or files",
+                )
+        return self
+
     @property
     def source_url(self) -> str:
         """With its password: for connecting, never for showing."""
@@ -252,6 +283,14 @@ class Config(Settings):
         """With its password: for connecting, never for showing."""
         url: SecretStr = self.state.url or self.source.url
         return url.get_secret_value()
+
+    @property
+    def stages(self) -> str:
+        """Where sinks without a place of their own stage output, a directory per pipeline: beside the
+        chunks, or for a log in an object store on the disk of the one machine that Spark then runs on."""
+        if self.log.remote:
+            return os.path.abspath(f".runnel/stage/{self.source.name}")
+        return f"{self.log.path}/_stage"
 
     def redacted(self) -> dict[str, Any]:
         """For showing: secrets as stars."""

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import pyarrow.fs as pafs
 
 from ..errors import UsageError
+from ..redaction import redact
 from .chunk import Source
 from .spool import TEMPORARY, Spool, storage_error
 
@@ -38,7 +39,7 @@ def open_store(url: str) -> ObjectStore:
         filesystem, root = pafs.FileSystem.from_uri(url)
     except (ValueError, OSError, ImportError) as error:
         raise UsageError(
-            f"log.path: {shown(url)} cannot be opened: {error}",
+            f"log.path: {shown(url)} cannot be opened: {redact(str(error))}",
             hint="a directory, or a URL that pyarrow opens: s3://bucket/prefix, gs://…, abfs://…, hdfs://…",
         ) from error
     return ObjectStore(filesystem, root, shown(url))

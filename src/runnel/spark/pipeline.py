@@ -151,7 +151,7 @@ class Pipeline:
         self._tell("starting")
         state, recorded = self._claim()
         sink_type = SINKS[self._settings.sink.type]
-        stage = f"{self._config.log.path}/_stage/{self.name}"
+        stage = f"{self._config.stages}/{self.name}"
         self._sink = sink = sink_type.sink(self._settings.sink, SinkContext(self.name, stage))
         position = open_sink(sink, self.name, recorded, state)
         self._progress.begin(position, recorded.lsn, holds_position=sink.capabilities.holds_position)
@@ -265,7 +265,7 @@ class Pipeline:
         settings = self._config.spark.settings
         spec = WorkSpec(
             pipeline=self.name,
-            log=self._log.path,
+            log=self._config.log.path,
             sink=self._settings.sink.type,
             task=sink.task(),
             messages=self._config.source.messages,

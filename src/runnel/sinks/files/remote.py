@@ -14,6 +14,7 @@ from typing import Any
 from pyarrow import fs
 
 from ...errors import UsageError
+from ...redaction import redact
 from .names import STAGE, number_of
 from .place import StageFile
 
@@ -26,7 +27,7 @@ class RemotePlace:
                 filesystem, base = fs.FileSystem.from_uri(url)
             except (OSError, ValueError, NotImplementedError) as error:
                 raise UsageError(
-                    f"{self.root} cannot be opened: {error}",
+                    f"{self.root} cannot be opened: {redact(str(error))}",
                     hint="s3://, gs://, abfs:// and hdfs:// can be",
                 ) from error
         self._fs = filesystem

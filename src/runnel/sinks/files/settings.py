@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from typing import Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
-from ...settings import Duration, Path, SinkSettings, Size
+from ...settings import Duration, Path, SinkSettings, Size, without_credentials
 
 
 class FilesSettings(SinkSettings):
@@ -32,6 +31,11 @@ class FilesSettings(SinkSettings):
     max_record_bytes: Size | None = None
     """A change whose line is longer is rejected (`on_error` decides). By default there is no limit."""
 
+    @field_validator("path")
+    @classmethod
+    def _no_credentials(cls, value: str) -> str:
+        return without_credentials(value)
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.format == "parquet" and self.layout == "stream":
@@ -40,8 +44,6 @@ class FilesSettings(SinkSettings):
             raise ValueError("max_record_bytes is the length of a JSON line: use `format: jsonl`")
         if self.roll_bytes < 1:
             raise ValueError("roll_bytes must be at least 1")
-        if self.remote and "@" in urlsplit(self.path).netloc:
-            raise ValueError("no credentials in the path: give them in the environment of every process")
         return self
 
     @property
