@@ -34,16 +34,22 @@ def read(connection: Connection, subscription: str, pipeline: str | None) -> lis
     return rows
 
 
-def register(connection: Connection, subscription: str, pipeline: str, lsn: Lsn) -> bool:
+JOINING = "joining"
+"""State of a row that may be seen but whose position is not settled: nobody may claim it yet."""
+
+
+def register(
+    connection: Connection, subscription: str, pipeline: str, lsn: Lsn, state: str = "stopped"
+) -> bool:
     """Its epochs go on above those of every pipeline removed so far: one of them may have had its target.
     False: it is known."""
     done = connection.execute(
         "INSERT INTO runnel.progress"
-        " (subscription, pipeline, version, system_id, timeline, slot, epoch, lsn)"
-        " SELECT name, %s, %s, system_id, timeline, slot, retired_epoch, %s"
+        " (subscription, pipeline, version, system_id, timeline, slot, epoch, lsn, state)"
+        " SELECT name, %s, %s, system_id, timeline, slot, retired_epoch, %s, %s"
         " FROM runnel.subscription WHERE name = %s"
         " ON CONFLICT DO NOTHING",
-        [pipeline, VERSION, str(lsn), subscription],
+        [pipeline, VERSION, str(lsn), state, subscription],
     )
     return done.rowcount == 1
 
@@ -125,7 +131,7 @@ def say(
     """`epoch` None: whoever has no claim may speak for a pipeline that has no owner."""
     connection.execute(
         "UPDATE runnel.progress SET state = %(state)s, error = %(error)s, detail = %(detail)s"
-        " WHERE subscription = %(name)s AND pipeline = %(pipeline)s"
+        " WHERE subscription = %(name)s AND pipeline = %(pipeline)s AND state <> 'joining'"
         " AND (%(epoch)s::bigint IS NULL OR epoch = %(epoch)s)"
         " AND (state, error, detail) IS DISTINCT FROM"
         " (%(state)s::text, %(error)s::text, %(detail)s::jsonb)",

@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from ..errors import Refused, RunnelError
+from ..failpoints import failpoint
 from ..log.api import Lineage
 from ..postgres import connect as postgres
 from ..postgres.connect import Connection, connect
@@ -253,7 +254,7 @@ class State:
             else:
                 row = self.connection.execute(
                     "UPDATE runnel.progress SET epoch = epoch + 1"
-                    " WHERE subscription = %s AND pipeline = %s RETURNING epoch",
+                    " WHERE subscription = %s AND pipeline = %s AND state <> 'joining' RETURNING epoch",
                     [self.name, who],
                 ).fetchone()
             if row is None:
@@ -272,21 +273,24 @@ class State:
     def pipelines(self) -> dict[str, PipelineRow]:
         return {row.name: row for row in self._rows(None)}
 
-    def register(self, pipeline: str, lsn: Lsn) -> bool:
+    def register(self, pipeline: str, lsn: Lsn, *, state: str = "stopped") -> bool:
         """A pipeline that is not known yet begins at `lsn`. False: it is known and stays where it is."""
         if pipeline == CAPTURE:
             raise RunnelError(f"a pipeline may not be called {CAPTURE!r}", hint="choose another name")
         with self._lock:
-            return pipelines.register(self.connection, self.name, pipeline, lsn)
+            return pipelines.register(self.connection, self.name, pipeline, lsn, state)
 
     def join(self, pipeline: str, current: Callable[[], Lsn]) -> Lsn | None:
         """A pipeline joins while capture may run: it begins where the source is once its row can be seen.
-        Whatever capture confirms without having seen the row lies before that. None: known already."""
-        if pipeline in self.pipelines():
+        Whatever capture confirms without having seen the row lies before that. Whoever dies in between
+        leaves a row that nobody can claim, until the next one settles it. None: known already."""
+        row = self.pipelines().get(pipeline)
+        if row is not None and row.state != pipelines.JOINING:
             return None
-        with self._unowned(pipeline):  # nobody begins at the first of the two
-            if not self.register(pipeline, current()):
+        with self._unowned(pipeline):
+            if row is None and not self.register(pipeline, current(), state=pipelines.JOINING):
                 return None
+            failpoint("init.joining")
             begin = current()
             self.reposition(pipeline, begin)
             return begin
@@ -317,7 +321,8 @@ class State:
         self._row(pipeline)
         with self._unowned(pipeline):
             row = self.connection.execute(
-                "UPDATE runnel.progress SET lsn = %s, epoch = epoch + 1, updated_at = now()"
+                "UPDATE runnel.progress SET lsn = %s, epoch = epoch + 1, updated_at = now(),"
+                " state = CASE state WHEN 'joining' THEN 'stopped' ELSE state END"
                 " WHERE subscription = %s AND pipeline = %s RETURNING epoch",
                 [str(lsn), self.name, pipeline],
             ).fetchone()

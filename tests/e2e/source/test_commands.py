@@ -12,6 +12,7 @@ import pytest
 from conftest import RunnelCli
 from logs import LogMaker
 from runnel.demo.server import Server
+from runnel.errors import RunnelError
 from runnel.postgres.lsn import Lsn
 from runnel.progress.state import State
 from runnel.sinks.api import Reject
@@ -48,6 +49,23 @@ def test_init_tells_where_pipelines_begin_and_which_tables_stay_out(
     assert f"slot {subscription.slot}, 1 tables" in done.stdout
     assert f"pipeline copy begins at {subscription.consistent_lsn}" in done.stdout
     assert "ALTER TABLE public.no_key REPLICA IDENTITY FULL" in done.stdout
+    assert "begins at" not in cli.run("init").stdout
+
+
+def test_an_init_that_was_killed_while_a_pipeline_joined_is_finished_by_the_next(
+    cli: RunnelCli, url: str, state: State, connect: Connect
+) -> None:
+    cli.run("init")
+    configure(cli, url, more="  late: {sink: {type: files, path: late}}\n")
+    cli.run("init", expect=-9, env={"RUNNEL_FAILPOINTS": "init.joining=kill"})
+    left = state.pipelines()["late"].position.lsn
+    with pytest.raises(RunnelError, match="not known") as caught:
+        state.claim_pipeline("late")
+    assert caught.value.hint == "runnel init"
+    state.set_state("late", "failed")
+    connect().execute("CREATE TABLE t (id int PRIMARY KEY)")
+    assert "pipeline late begins at" in cli.run("init").stdout
+    assert state.claim_pipeline("late").lsn > left
     assert "begins at" not in cli.run("init").stdout
 
 

@@ -201,11 +201,11 @@ def test_what_capture_confirms_while_a_pipeline_joins_lies_before_its_position(
     make(url, state)
     register, reached = State.register, []
 
-    def late(self: State, pipeline: str, lsn: Lsn) -> bool:
+    def late(self: State, pipeline: str, lsn: Lsn, *, state: str) -> bool:
         # between the look at the source and the row: captured, delivered by all others and confirmed
         user.execute("INSERT INTO t VALUES (1)")
         reached.append(user.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()[0])  # type: ignore[index]
-        return register(self, pipeline, lsn)
+        return register(self, pipeline, lsn, state=state)
 
     monkeypatch.setattr(State, "register", late)
     outcome = make(url, state, pipelines=("copy", "late"))
