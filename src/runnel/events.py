@@ -13,6 +13,11 @@ import os
 from typing import Any
 
 
+def heard() -> bool:
+    """Whether a supervisor listens; else whoever started this process reads what it logs."""
+    return "RUNNEL_EVENTS_FD" in os.environ
+
+
 def emit(kind: str, who: str, **fields: Any) -> None:
     fd = os.environ.get("RUNNEL_EVENTS_FD")
     if fd is None:

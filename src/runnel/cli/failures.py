@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import typer
 
 from ..errors import Kind, RunnelError, UsageError
+from ..events import heard
 from ..failures import explain
 from ..redaction import redact
 
@@ -31,8 +31,7 @@ def report(error: RunnelError, *, debug: bool, cause: BaseException | None = Non
         print(redact(f"  → {error.hint}"), file=sys.stderr)  # noqa: T201
     if error.kind is Kind.USAGE:
         return 2
-    supervised = "RUNNEL_EVENTS_FD" in os.environ
-    return 3 if error.kind is Kind.REFUSED and supervised else 1
+    return 3 if error.kind is Kind.REFUSED and heard() else 1
 
 
 def _wrong_usage(error: Any) -> RunnelError:

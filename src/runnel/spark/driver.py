@@ -20,8 +20,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ..config.models import Config
-from ..errors import RunnelError, UsageError
-from ..events import emit
+from ..errors import UsageError
+from ..events import emit, heard
 from ..postgres.lsn import Lsn
 from .pipeline import Outcome, Pipeline
 from .scratch import scratch_directory
@@ -58,7 +58,7 @@ def run_pipelines(config: Config, names: Sequence[str], *, until: Lsn | None = N
         runs = [_Run(pipeline) for pipeline in pipelines]
         try:
             spark = open_session(config.spark.master, config.spark.settings, scratch / "spark")
-        except RunnelError as error:
+        except BaseException as error:
             session.set_exception(error)
             for run in runs:
                 run.join()
@@ -104,8 +104,12 @@ def _watch(runs: Sequence[_Run], spark: SparkSession, stopping: threading.Event)
 def _exit_code(runs: Sequence[_Run], stopped: bool) -> int:
     if any(run.outcome is None for run in runs):
         return AGAIN  # a thread died of a bug: its traceback is on stderr
-    failed = [run for run in runs if run.outcome is Outcome.FAILED]
-    return REFUSED if failed and not stopped else DONE
+    errors = [run.pipeline.error for run in runs if run.pipeline.error is not None]
+    if not errors or stopped:
+        return DONE
+    if not heard():
+        raise errors[0]
+    return REFUSED
 
 
 def _expect_broken_sockets() -> None:

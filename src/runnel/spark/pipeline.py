@@ -14,10 +14,12 @@ What must hold:
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,7 @@ import psycopg
 
 from ..config.models import Config
 from ..errors import Kind, Refused, RunnelError, Transient
-from ..events import emit
+from ..events import emit, heard
 from ..failpoints import failpoint
 from ..log import open_log
 from ..postgres.lsn import Lsn
@@ -38,6 +40,7 @@ from ..sinks.api import Batch, Plan, Reject, Sink
 from ..sinks.opening import open_sink
 from ..sinks.registry import SINKS, SinkContext
 from . import session as spark_session
+from .control import Control
 from .parked import covering, covers
 from .progress import Progress
 from .query import start
@@ -49,11 +52,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+logger = logging.getLogger("runnel.pipeline")
+
 LOOK = 0.25
 """Seconds between two looks at the query, the bound and a wish to stop."""
 TICK = 1.0
-QUIET = 0.3
-"""Longer than from the planner's offer to the batch's first step in the driver."""
 PARKED_MAX_BYTES = 16 << 20
 """Changes of parked keys travel through the driver: smaller batches bound its memory."""
 ONCE_PATIENCE = 60.0
@@ -93,7 +96,7 @@ class Pipeline:
         self._config = config
         self._settings = config.pipelines[name]
         self._scratch = scratch
-        self._control = scratch / "hold"
+        self._control = Control(scratch)
         self._spark = spark
         self._until = until
         self._log = open_log(config.log.path)
@@ -210,9 +213,9 @@ class Pipeline:
                 hint=f"runnel resume {self.name}",
             )
         if row.paused and not paused:
-            self._control.write_text("paused\n")
+            self._control.hold()
         elif paused and not row.paused:
-            self._control.unlink(missing_ok=True)
+            self._control.release()
         self._progress.observe()
         self._tell("paused" if row.paused else self._progress.state())
         self._progress.show()
@@ -224,15 +227,15 @@ class Pipeline:
         return bool(self._parked) and covering(self._state.parked(self.name)) != self._parked
 
     def _quiesce(self, query: StreamingQuery) -> None:
-        """Let nothing more be offered, and wait until the batch that may be under way is committed."""
-        self._control.write_text("stopping\n")
-        quiet_since = time.monotonic()
-        while query.isActive and time.monotonic() - quiet_since < QUIET:
-            if self._lock.locked():
-                quiet_since = time.monotonic()
+        """Let nothing more be offered, and wait until what was offered is committed."""
+        self._control.hold()
+        while (
+            query.isActive and self._failure is None and self._control.offered() > self._progress.accepted
+        ):
             time.sleep(0.02)
-        if self._failure is not None:
-            raise self._failure
+        with self._lock:  # its last steps
+            if self._failure is not None:
+                raise self._failure
 
     def _finish(self) -> Outcome:
         """Everything accepted becomes durable, readable and recorded."""
@@ -282,7 +285,7 @@ class Pipeline:
             "tasks": str(tasks),
             "max_bytes": str(min(max_bytes, PARKED_MAX_BYTES) if parked else max_bytes),
             "linger": str(self._settings.batch.linger),
-            "control": str(self._control),
+            "control": str(self._control.directory),
         }
         if self._until is not None:
             options["until"] = str(self._until)
@@ -307,6 +310,8 @@ class Pipeline:
         """foreachBatch. Touches the frame once: every action would run the tasks, so the writes, again."""
         try:
             with self._lock:
+                if life != self._life or self._sink is None:
+                    raise Transient(f"a batch of an earlier query of {self.name!r} came too late")
                 self._commit(BatchReport.collect(row[0] for row in frame.collect()))
         except BaseException as error:
             if life == self._life:
@@ -403,8 +408,14 @@ class Pipeline:
         if not self._progress.changed_state(fields):
             return
         emit("state", self.name, **fields)
+        if not heard():
+            logger.log(
+                logging.WARNING if error is not None else logging.INFO,
+                "%s is %s%s",
+                self.name,
+                state,
+                f": {error.message}" if error is not None else "",
+            )
         if self._state is not None:
-            try:
+            with suppress(psycopg.Error):  # who uses it next, or the next attempt, says what is wrong
                 self._state.set_state(self.name, state, error=error.message if error else None)
-            except psycopg.Error:
-                self._forget_state()  # the next attempt connects again and says what is wrong

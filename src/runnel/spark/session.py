@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RunnelError, UsageError
+from .trouble import cause
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,6 +131,7 @@ def open_session(master: str, settings: Mapping[str, str], scratch: Path) -> Spa
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
     import pyspark
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -145,10 +147,11 @@ def open_session(master: str, settings: Mapping[str, str], scratch: Path) -> Spa
         pyspark.SparkContext(gateway=gateway)
         session: SparkSession = SparkSession.builder.getOrCreate()
         return session
-    except (PySparkException, OSError) as error:
+    except (PySparkException, Py4JError, OSError) as error:
         raise RunnelError(
-            f"Spark did not start: {last_line(log) or error}",
-            hint=f"Runnel needs Java 17 or later and the master {master!r} must be reachable; see {log}",
+            f"Spark did not start: {cause(str(error)) or last_line(log) or error}",
+            hint=f"Runnel needs Java 17 or later, a master that can be reached (it is {master!r}) and valid"
+            " settings under `spark`; --debug shows more",
         ) from error
     finally:
         for name, value in saved.items():

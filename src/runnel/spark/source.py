@@ -12,7 +12,6 @@ workers. Everything here is pickled by name, so it holds nothing but options. Py
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from ..log import open_log
 from ..postgres.lsn import Lsn
 from .admission import Admission, Share, chain, shares
+from .control import Control
 from .options import limits, log_path, start_of
 from .receipts import SCHEMA as RECEIPT_SCHEMA
 
@@ -120,10 +120,18 @@ class WorkReader(StreamReader):
         report = work.run(spec, share, context.attemptNumber() if context is not None else 0)
         yield pa.RecordBatch.from_pydict({"receipt": [report.to_json()]})
 
+    def latestOffset(self, start: dict[str, str] | None = None, limit: Any = None) -> dict[str, str]:
+        end = Lsn.parse(super().latestOffset(start, limit)["lsn"])
+        assert self._at is not None  # noqa: S101
+        return {"lsn": str(self._control.offer(self._at, end))}
+
+    @cached_property
+    def _control(self) -> Control:
+        return Control(self.options["control"])
+
     @cached_property
     def _admission(self) -> Admission:
-        control = self.options["control"]
-        return Admission(self._log, limits(self.options), lambda: os.path.exists(control))
+        return Admission(self._log, limits(self.options), self._control.held)
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]

@@ -73,21 +73,31 @@ def told_by_spark(text: str, scratch: Path) -> RunnelError:
     """The innermost cause; our own errors as they were raised."""
     logger.debug("Spark says:\n%s", text)
     lines = [line.strip() for line in text.splitlines()]
-    causes = [(number, found) for number, line in enumerate(lines) if (found := _CAUSE.match(line))]
-    number, found = max(causes, key=_weight, default=(0, None))
-    if found is not None and found["name"] in _OURS:
+    number, name, words = _innermost(lines)
+    if name in _OURS:
         following = lines[number + 1] if number + 1 < len(lines) else ""
         hint = following.removeprefix(HINT) if following.startswith(HINT) else ""
-        return _OURS[found["name"]](found["text"] or "", hint=hint)
+        return _OURS[name](words, hint=hint)
     if _FULL in text:
         return Transient(
             f"Spark cannot write to {scratch}: {_FULL}",
             hint="free some space there; nothing is lost, delivery goes on by itself",
         )
-    if found is None:
-        return Transient("a Spark process of the query ended", hint=AGAIN)
-    words = f": {found['text'][:300]}" if found["text"] else ""
-    return Transient(f"a Spark process of the query failed: {found['name']}{words}", hint=AGAIN)
+    what = f"failed: {cause(text)}" if name else "ended"
+    return Transient(f"a Spark process of the query {what}", hint=AGAIN)
+
+
+def cause(text: str) -> str:
+    """The innermost error that a text of Spark's names, without its package; nothing if it names none."""
+    _, name, words = _innermost([line.strip() for line in text.splitlines()])
+    return f"{name}: {words[:300]}" if words else name
+
+
+def _innermost(lines: list[str]) -> tuple[int, str, str]:
+    """Its line, its name and what it says."""
+    causes = [(number, found) for number, line in enumerate(lines) if (found := _CAUSE.match(line))]
+    number, found = max(causes, key=_weight, default=(0, None))
+    return (number, found["name"], found["text"] or "") if found is not None else (0, "", "")
 
 
 def _weight(cause: tuple[int, re.Match[str]]) -> tuple[bool, bool, int]:

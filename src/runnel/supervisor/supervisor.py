@@ -31,7 +31,8 @@ ONCE_PATIENCE = 60.0
 STOP_PIPELINES = 120.0
 """Seconds a running batch may take to finish."""
 STOP_CAPTURE = 30.0
-_TROUBLE = {"retrying", "reconnecting", "failed"}
+_TROUBLE = {"retrying", "reconnecting", "failed", "paused"}
+"""Capture is paused while a pipeline, perhaps one that does not run, keeps the log full."""
 
 CAPTURE, PIPELINES = "capture", "pipelines"
 
@@ -142,7 +143,7 @@ class Supervisor:
             if capture.process is None and time.monotonic() >= capture.restart_at:
                 capture.start()
                 self._shown[CAPTURE].state = "starting"
-            if self._shown[CAPTURE].state == "streaming":
+            if self._shown[CAPTURE].state in {"streaming", "paused"}:
                 capture.terminate()
             self._hear(LOOK)
             code = capture.exit_code()
@@ -203,7 +204,10 @@ class Supervisor:
         if time.monotonic() - self._trouble_since > ONCE_PATIENCE:
             shown = self._shown[troubled[0]]
             who = "capture" if troubled[0] == CAPTURE else f"pipeline {troubled[0]}"
-            raise RunnelError(f"{who}: {shown.error or shown.state}", hint=shown.hint)
+            raise RunnelError(
+                f"{who}: {shown.error or shown.state}",
+                hint=shown.hint or "`runnel status` shows who holds what",
+            )
 
     def _patiently(self, step: Callable[[], None]) -> None:
         """A step at the source: `run` waits for it as long as it takes, `--once` a minute."""
