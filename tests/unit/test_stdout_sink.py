@@ -120,6 +120,82 @@ def test_a_failed_commit_to_a_file_leaves_no_half_line(
     os.close(fd)
 
 
+class Killed(BaseException):
+    """The process ends here: nothing of it runs any more."""
+
+
+def killed_in_a_line(sink: Stdout, some: Batch, receipts: Sequence[Receipt], written: int) -> None:
+    from runnel.sinks.stdout import sink as module
+
+    def half(source: int, start: int, count: int, target: int) -> None:
+        os.write(target, os.pread(source, written, start))
+        raise Killed
+
+    def never(*_: int) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "copy_range", half)
+        patch.setattr(os, "ftruncate", never)
+        with pytest.raises(Killed):
+            sink.commit(some, receipts)
+
+
+def first_line(path: Path, receipts: Sequence[Receipt]) -> int:
+    piece = receipts[0].payload["pieces"][0]
+    return (path / "stage" / piece["file"]).read_bytes().index(b"\n") + 1
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_WRONLY | os.O_APPEND])
+def test_who_comes_after_a_kill_cuts_the_half_line_off_a_file(
+    tmp_path: Path, flags: int, lines: int
+) -> None:
+    path = tmp_path / "out"
+    path.write_text("what stood there, without an end")
+    fd = os.open(path, flags)
+    os.lseek(fd, 0, os.SEEK_END)
+    sink = opened(tmp_path, fd)
+    some, receipts = batch(sink, 3)
+    killed_in_a_line(sink, some, receipts, lines * first_line(tmp_path, receipts) + 7)
+    sink = opened(tmp_path, fd)
+    some, receipts = batch(sink, 3)
+    sink.commit(some, receipts)
+    os.close(fd)
+    got = path.read_text().removeprefix("what stood there, without an end").splitlines()
+    assert [json.loads(line)["key"]["id"] for line in got] == [*[0][:lines], 0, 1, 2]
+
+
+def test_who_comes_after_a_kill_ends_the_half_line_in_a_pipe(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    sink = opened(tmp_path, writing)
+    some, receipts = batch(sink, 3)
+    killed_in_a_line(sink, some, receipts, 7)
+    sink = opened(tmp_path, writing)
+    some, receipts = batch(sink, 3)
+    sink.commit(some, receipts)
+    half, *whole = os.read(reading, 65536).splitlines()
+    assert half == b'{"op":"'
+    assert [json.loads(line)["key"]["id"] for line in whole] == [0, 1, 2]
+    os.close(reading)
+    os.close(writing)
+
+
+def test_another_output_than_the_one_with_the_half_line_begins_with_a_change(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    sink = opened(tmp_path, writing)
+    some, receipts = batch(sink, 3)
+    killed_in_a_line(sink, some, receipts, 7)
+    with (tmp_path / "out").open("w+b") as other:
+        sink = opened(tmp_path, other.fileno())
+        some, receipts = batch(sink, 3)
+        sink.commit(some, receipts)
+        other.seek(0)
+        assert [json.loads(line)["key"]["id"] for line in other] == [0, 1, 2]
+    os.close(reading)
+    os.close(writing)
+
+
 def test_a_terminal_gets_lines_too(tmp_path: Path) -> None:
     import pty
     import termios
