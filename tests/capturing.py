@@ -42,6 +42,9 @@ class MemoryWriter:
         self.data += bytes(data)
         self.lengths += lengths.tolist()
 
+    def rest(self) -> None:
+        return
+
     def discard(self) -> None:
         self.log.open_writers.remove(self)
 

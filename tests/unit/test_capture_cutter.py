@@ -446,3 +446,32 @@ def test_after_a_burst_that_was_taken_half_nothing_reaches_the_log(
     c.cut()
     assert list(changes(log)) == [Change(100, 0, "a", 1), Change(200, 0, "b", 1), Change(200, 1, "c", 1)]
     assert log.chunks[0][0].changes == 3
+
+
+def test_parts_of_one_huge_transaction_hold_no_memory_per_frame_while_they_wait(tmp_path: Path) -> None:
+    """Three million changes would be twelve megabytes of frame lengths, and so on."""
+    import tracemalloc
+
+    from runnel.log import open_log
+
+    log = open_log(str(tmp_path / "log"))
+    c = cutter(log, tmp_path, chunk_bytes=1 << 20)
+    feed(c, pg.begin(1000, 7), ORDERS)
+    row = pg.insert(1, "x")
+    burst, _ = split([row] * 10_000)
+    tracemalloc.start()
+    try:
+        c.feed(burst, 0.0)
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(299):
+            c.feed(burst, 0.0)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    feed(c, pg.commit(1000, 1008))
+    assert grown < 3 << 20, f"{grown:,} bytes"
+    refs = list(log.chunks(Lsn(0)))
+    assert sum(ref.changes for ref in refs) == 3_000_000
+    for ref in (refs[0], refs[-1]):
+        with log.open(ref.name) as reader:
+            assert sum(len(piece.offsets) - 1 for piece in reader.pieces()) >= ref.changes

@@ -271,6 +271,7 @@ class Cutter:
             first_seq = 0
             if self._parts:
                 self._parts[-1].finish()
+                self._parts[-1].writer.rest()
                 first_seq = self._parts[-1].first_seq + self._parts[-1].changes
             self._parts.append(OpenChunk(self._log.writer(), self._known, first_seq))
         self._parts[-1].add(piece)

@@ -151,6 +151,10 @@ class ChunkWriter(Protocol):
         """Whole frames, back to back, and the length of each. Bounded memory: it goes to disk."""
         ...
 
+    def rest(self) -> None:
+        """It is full, and waits for others to be appended with: it holds nothing per frame in memory."""
+        ...
+
     def discard(self) -> None: ...
 
 

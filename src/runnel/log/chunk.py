@@ -3,9 +3,9 @@
     magic | frames … | length of each frame, uint32 | header, JSON | relations, JSON each | footer
 
 Everything is little-endian. Frames go to the file as they come, so a writer's memory is four bytes a
-frame; all that describes them stands behind. The footer has a fixed size and all that planning needs,
-so a planner reads one small block per chunk. Relations stand apart from the header so that both sides
-can keep their encoded and decoded form: most chunks repeat those of the one before.
+frame, and none once it rests; all that describes them stands behind. The footer has a fixed size and all
+that planning needs, so a planner reads one small block per chunk. Relations stand apart from the header
+so that both sides can keep their encoded and decoded form: most chunks repeat those of the one before.
 
 What must hold: a file that is cut anywhere, changed anywhere or written by something else is noticed:
 the footer has its own checksum, one over lengths, header and relations, and the header one per piece.
@@ -105,6 +105,8 @@ class FileChunkWriter:
         self.frames = 0
         self._limit = piece_bytes
         self._lengths: list[npt.NDArray[np.uint32]] = []
+        self._resting = 0
+        """Bytes of frame lengths that stand behind the frames, in the place they will have."""
         self._pieces: list[Piece] = []
         self._hash = xxhash.xxh3_64()
         self._piece_bytes = 0
@@ -119,6 +121,8 @@ class FileChunkWriter:
             raise ValueError(f"{total} bytes of frames, but their lengths add up to {int(lengths.sum())}")
         if not total:
             return
+        if self._resting:
+            raise ValueError("a resting chunk takes no more frames")
         if not self._begun:
             self.spool.write_at(0, MAGIC)
             self._begun = True
@@ -131,6 +135,13 @@ class FileChunkWriter:
             self._into_piece(view, len(lengths))
         else:
             self._cut(view, lengths)
+
+    def rest(self) -> None:
+        if self._lengths:
+            lengths = np.concatenate(self._lengths).tobytes()
+            self.spool.write_at(len(MAGIC) + self.size, lengths)
+            self._resting = len(lengths)
+            self._lengths.clear()
 
     def _into_piece(self, view: memoryview, frames: int) -> None:
         self._hash.update(view)
@@ -167,7 +178,10 @@ class FileChunkWriter:
         if not self._begun:
             self.spool.write_at(0, MAGIC)
             self._begun = True
-        lengths = np.concatenate(self._lengths).tobytes() if self._lengths else b""
+        if self._resting:
+            lengths = self.spool.read_at(len(MAGIC) + self.size, self._resting)
+        else:
+            lengths = np.concatenate(self._lengths).tobytes() if self._lengths else b""
         trailer = encode_trailer(header, lengths, self.frames, self.size)
         self.spool.write_at(len(MAGIC) + self.size, trailer)
         size = len(MAGIC) + self.size + len(trailer)

@@ -35,6 +35,12 @@ class Spool:
         except OSError as error:
             raise storage_error(self.path, "writing", error) from error
 
+    def read_at(self, offset: int, size: int) -> bytes:
+        try:
+            return os.pread(self.fd, size, offset)
+        except OSError as error:
+            raise storage_error(self.path, "reading", error) from error
+
     def truncate(self, size: int) -> None:
         try:
             os.ftruncate(self.fd, size)
