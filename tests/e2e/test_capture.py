@@ -418,6 +418,45 @@ def test_a_dropped_slot_is_refused_with_a_remedy(make: Make) -> None:
     assert c.state() == "failed"
 
 
+BROKEN_PUBLICATIONS = {
+    "does not exist any more": ["DROP PUBLICATION shop"],
+    "was made anew": ["DROP PUBLICATION shop", "CREATE PUBLICATION shop FOR ALL TABLES"],
+    "does not publish update": ["ALTER PUBLICATION shop SET (publish = 'insert, delete, truncate')"],
+}
+
+
+@pytest.mark.parametrize("says", BROKEN_PUBLICATIONS)
+@pytest.mark.parametrize("when", ["_ADVANCE", "_SOURCE", "acknowledging"])
+def test_what_a_broken_publication_left_out_is_neither_passed_nor_confirmed(
+    make: Make, monkeypatch: pytest.MonkeyPatch, when: str, says: str
+) -> None:
+    for pause in ("_ADVANCE", "_SOURCE"):
+        monkeypatch.setattr(session, pause, 0.3 if pause == when else 3600)
+    c = make()
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')")
+        c.await_ids(1)
+        end = c.headers()[-1].end
+        c.deliver(end)
+        await_condition(lambda: c.confirmed() >= end)
+        with psycopg.connect(c.url) as connection:  # at once: between two looks
+            for statement in BROKEN_PUBLICATIONS[says]:
+                connection.execute(statement.encode())
+        c.execute("UPDATE t SET v = 'lost'")
+        lost = Lsn.parse(c.one("SELECT pg_current_wal_insert_lsn()::text"))
+        if when == "acknowledging":  # messages need no publication
+            c.execute("SELECT pg_logical_emit_message(true, 'runnel', '')")
+            await_condition(lambda: c.failure or c.headers()[-1].end > lost)
+            c.deliver(c.headers()[-1].end)
+        await_condition(lambda: c.failure, what="a refusal")
+    assert isinstance(c.failure, Refused)
+    assert says in str(c.failure)
+    assert c.confirmed() < lost
+    assert "runnel destroy && runnel init" in c.failure.hint
+    with pytest.raises(Refused, match=says):  # nor after a restart
+        service.run(c.config, threading.Event())
+
+
 def test_a_slot_advanced_by_somebody_else_is_refused(make: Make) -> None:
     c = make()
     with c.running():

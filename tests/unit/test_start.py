@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from runnel.capture.publication import PublicationFacts
 from runnel.capture.start import Go, LogFacts, ServerFacts, SlotFacts, check_position, decide, switch_point
 from runnel.errors import Refused
 from runnel.log.api import Lineage
@@ -18,6 +19,7 @@ ID = uuid.UUID("1f2e3d4c-0000-4000-8000-000000000000")
 LINEAGE = Lineage("7400000000000000001", 1, "shop_1f2e3d4c")
 SUBSCRIPTION = Subscription("shop", ID, "shop_1f2e3d4c", "shop", LINEAGE, Lsn(100), 1)
 SERVER = ServerFacts("7400000000000000001", 1)
+PUBLICATION = PublicationFacts(ID)
 SLOT = SlotFacts("shop_1f2e3d4c", Lsn(500))
 LOG = LogFacts(Lsn(100), Lsn(900), LINEAGE, "./.runnel/log")
 HISTORY = "1\t0/384\tno recovery target specified\n"  # timeline 1 was left at 900
@@ -33,10 +35,11 @@ def go(
     slot: SlotFacts | None = SLOT,
     log: LogFacts = LOG,
     ack: str = "sink",
+    publication: PublicationFacts | None = PUBLICATION,
     **positions: int,
 ) -> Go:
     found = {name: at(lsn) for name, lsn in (positions or {"copy": 700}).items()}
-    return decide(subscription, server, slot, log, found, ack=ack)
+    return decide(subscription, server, slot, log, found, publication=publication, ack=ack)
 
 
 def test_a_restart_streams_from_the_logs_end() -> None:
@@ -48,15 +51,22 @@ def test_a_new_log_begins_at_the_confirmed_lsn() -> None:
 
 
 def test_a_subscription_without_pipelines_starts() -> None:
-    assert decide(SUBSCRIPTION, SERVER, replace(SLOT, confirmed=Lsn(100)), LogFacts(), {}).start == 100
+    assert (
+        decide(
+            SUBSCRIPTION, SERVER, replace(SLOT, confirmed=Lsn(100)), LogFacts(), {}, publication=PUBLICATION
+        ).start
+        == 100
+    )
 
 
 def test_without_pipelines_the_slot_may_be_as_far_as_the_log_but_not_past_it() -> None:
     log = replace(LOG, first=Lsn(400), end=Lsn(500))
-    assert decide(SUBSCRIPTION, SERVER, SLOT, log, {}) == Go(Lsn(500), LINEAGE)
-    assert decide(SUBSCRIPTION, SERVER, SLOT, LogFacts(), {}) == Go(Lsn(500), LINEAGE)
+    assert decide(SUBSCRIPTION, SERVER, SLOT, log, {}, publication=PUBLICATION) == Go(Lsn(500), LINEAGE)
+    assert decide(SUBSCRIPTION, SERVER, SLOT, LogFacts(), {}, publication=PUBLICATION) == Go(
+        Lsn(500), LINEAGE
+    )
     with pytest.raises(Refused, match="somebody else advanced it"):
-        decide(SUBSCRIPTION, SERVER, SLOT, replace(log, end=Lsn(450)), {})
+        decide(SUBSCRIPTION, SERVER, SLOT, replace(log, end=Lsn(450)), {}, publication=PUBLICATION)
 
 
 def test_a_missing_slot_is_refused_by_name() -> None:
@@ -90,6 +100,24 @@ def test_an_invalidated_slot_is_refused(broken: SlotFacts) -> None:
 
 def test_a_slot_whose_wal_is_only_unreserved_goes_on() -> None:
     assert go(slot=replace(SLOT, wal_status="unreserved")).start == 900
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (None, "does not exist any more"),
+        (PublicationFacts(None), "made anew"),
+        (PublicationFacts(uuid.UUID(int=7)), "made anew"),
+        (PublicationFacts(ID, lacks=("update", "delete")), "does not publish update, delete any more"),
+        (PublicationFacts(ID, via_root=False), "publishes partitions under their own names"),
+    ],
+)
+def test_a_publication_that_is_not_what_it_was_is_refused(
+    found: PublicationFacts | None, says: str
+) -> None:
+    with pytest.raises(Refused, match=f"'shop'.*{says}.*changes after 0/1F4 may be missing") as caught:
+        go(publication=found)
+    assert "runnel destroy && runnel init" in caught.value.hint
 
 
 def test_another_server_is_refused_and_accept_server_is_offered() -> None:

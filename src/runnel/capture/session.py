@@ -4,7 +4,8 @@ What comes in: the configuration and an order to stop. What goes out: chunks in 
 slot, states for `status`. Everything here is made anew after a loss: connections, ownership (a higher
 epoch), the checks at start, and the cutter, from where the log ends.
 
-What must hold: nothing is confirmed to the slot before it is recorded; the stream is not read while the
+What must hold: nothing is confirmed to the slot before it is recorded, nor while the publication is not
+what it was; the stream is not read while the
 log has no room, and the server is answered all the same (see stream.py).
 """
 
@@ -30,6 +31,7 @@ from ..progress.state import CAPTURE, State
 from .acknowledgement import Carried, Holdings, carry, excess, holdings
 from .cutter import Cutter
 from .known import known_relations
+from .publication import check_publication, read_publication
 from .relations import Catalogue
 from .retention import RetentionGuard
 from .slot import read_slot
@@ -65,6 +67,8 @@ class Session:
         self._advanced = time.monotonic()
         self._progress_due = self._source_due = 0.0
         self._acknowledged = Lsn(0)
+        self._sound = Lsn(0)
+        """Received when the publication was last found as it should be."""
 
     def run(self) -> None:
         """Returns after a stop; raises what ended it otherwise."""
@@ -150,6 +154,7 @@ class Session:
                 name: row.position.at(carry(self._log, row.position.lsn))
                 for name, row in self._state.pipelines().items()
             },
+            publication=read_publication(self._source, subscription.publication),
             ack=self._config.source.ack,
         )
 
@@ -197,9 +202,20 @@ class Session:
 
     def _advance_when_idle(self, now: float) -> None:
         if self._received > self._cutter.end and now - self._advanced >= _ADVANCE:
-            self._cutter.advance(self._told)
+            self._advance()
             self._advanced = now
             self._progress_due = now
+
+    def _advance(self) -> None:
+        self._look_at_publication()
+        self._cutter.advance(self._told)
+
+    def _look_at_publication(self) -> None:
+        """Only after this is a silent stream a quiet source (see publication.py)."""
+        received = self._received
+        found = read_publication(self._source, self._subscription.publication)
+        check_publication(self._subscription, found, self._sound)
+        self._sound = received
 
     # feedback, trimming, room
 
@@ -207,6 +223,7 @@ class Session:
         self._progress_due = time.monotonic() + _PROGRESS
         held = self._holdings()
         if held.acknowledge > self._acknowledged:
+            self._look_at_publication()
             self._acknowledged = held.acknowledge
             self._stream.status(self._received, self._acknowledged)
             failpoint("capture.acknowledged")
@@ -283,6 +300,7 @@ class Session:
                 f"slot {self._subscription.slot!r} does not exist any more",
                 hint="start afresh: runnel destroy && runnel init, then import again",
             )
+        self._look_at_publication()
         self._retention.look(slot, catalog.current_lsn(self._source), self._acknowledged)
 
     # the end
@@ -298,7 +316,7 @@ class Session:
         self._take(time.monotonic())
         self._cutter.cut()
         if self._cutter.idle:
-            self._cutter.advance(self._told)
+            self._advance()
         self._record_what_is_quiet()
         self._look_at_progress()
         self._stream.status(self._received, self._acknowledged, now=True)

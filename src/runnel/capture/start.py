@@ -18,6 +18,7 @@ from ..log.api import Lineage
 from ..postgres.lsn import Lsn
 from ..progress.position import Position
 from ..progress.records import Subscription
+from .publication import PublicationFacts, check_publication
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,14 @@ def decide(
     log: LogFacts,
     positions: Mapping[str, Position],
     *,
+    publication: PublicationFacts | None,
     ack: str = "sink",
 ) -> Go:
     """`positions`: what is recorded for every pipeline, running or not."""
     name = subscription.name
     slot = _usable(subscription, slot)
     _same_system(subscription, server)
+    check_publication(subscription, publication, slot.confirmed)
     if log.lineage is not None and not subscription.owns(log.lineage):
         raise Refused(
             f"{log.path} belongs to slot {log.lineage.slot!r} of server {log.lineage.system_id}, not to"

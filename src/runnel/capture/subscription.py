@@ -12,10 +12,9 @@ Runnel's is never touched.
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,13 +33,12 @@ from ..progress.records import Subscription
 from ..progress.state import CAPTURE, State
 from . import membership
 from .membership import Membership
+from .publication import check_publication, comment, read_publication
 from .slot import Say, create_slot, drop_slot, read_slot, wait_for_running
 from .start import ServerFacts, SlotFacts, check_follows, switched
 
 if TYPE_CHECKING:
     from ..config import Config
-
-_COMMENT = re.compile(r"runnel subscription ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,8 @@ class Wanted:
     pipelines: Sequence[str] = ()
     failover: bool = False
     accept_server: bool = False
+    mend: bool = True
+    """Set right a publication that somebody altered, and go on without what it left out meanwhile."""
 
 
 @dataclass(slots=True)
@@ -64,10 +64,10 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-def init_from(config: Config, say: Say, *, accept_server: bool = False) -> Outcome:
+def init_from(config: Config, say: Say, *, accept_server: bool = False, mend: bool = True) -> Outcome:
     """What a whole configuration asks for: `runnel init`, and the implied one of `run`."""
-    source = config.source
-    wanted = Wanted(source.name, source.tables, tuple(config.pipelines), source.failover, accept_server)
+    source, pipelines = config.source, tuple(config.pipelines)
+    wanted = Wanted(source.name, source.tables, pipelines, source.failover, accept_server, mend)
     with State.connect(config.state_url, source.name) as state:
         return init(config.source_url, state, wanted, say)
 
@@ -204,10 +204,10 @@ def _adopt(
             f" ({slot.invalidation or 'its WAL was removed'}): changes are gone",
             hint=again,
         )
-    bound = _publication_id(source, name)
-    if bound != subscription.id:
-        what = "does not exist any more" if bound is None else "was made anew by somebody else"
-        raise Refused(f"publication {name!r} {what}: changes may be missing", hint=again)
+    published = read_publication(source, name)
+    altered = published is not None and published.altered
+    mendable = replace(published, lacks=(), via_root=True) if published and wanted.mend else published
+    check_publication(subscription, mendable, slot.confirmed)
     if server.system_id != subscription.lineage.system_id:
         if not wanted.accept_server:
             _same_server(subscription, server)
@@ -220,7 +220,8 @@ def _adopt(
         )
     elif wanted.accept_server and server.timeline != subscription.lineage.timeline:
         notes.append(_accept_promotion(url, state, subscription, server))
-    _mend_options(source, subscription, notes)
+    if altered:
+        _mend_options(source, subscription, notes)
     report = membership.reconcile(source, name, patterns, lock_timeout="60s")
     _all_published(report)
     if report.added:
@@ -264,8 +265,8 @@ def _publish(
                 source.execute(sql.SQL("CREATE PUBLICATION {} WITH ({})").format(name, options))
             else:
                 source.execute(sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options))
-            comment = f"runnel subscription {subscription.id}"
-            source.execute(sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, sql.Literal(comment)))
+            text = sql.Literal(comment(subscription))
+            source.execute(sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, text))
             report = membership.reconcile(source, subscription.publication, patterns, lock_timeout="60s")
             _all_published(report)
             return report
@@ -298,33 +299,19 @@ def _options(version: int) -> list[sql.SQL]:
 
 
 def _mend_options(source: Connection, subscription: Subscription, notes: list[str]) -> None:
-    row = source.execute(
-        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AND pubviaroot, puballtables"
-        " FROM pg_publication WHERE pubname = %s",
-        [subscription.publication],
-    ).fetchone()
-    if row is not None and not row[0]:
-        options = sql.SQL(", ").join(_options(source.info.server_version))
-        source.execute(
-            sql.SQL("ALTER PUBLICATION {} SET ({})").format(
-                sql.Identifier(subscription.publication), options
-            )
-        )
-        notes.append(
-            f"publication {subscription.publication} had been altered to leave out some changes; it is set"
-            " right again, what happened in between was not captured"
-        )
+    options = sql.SQL(", ").join(_options(source.info.server_version))
+    name = sql.Identifier(subscription.publication)
+    source.execute(sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options))
+    notes.append(
+        f"publication {subscription.publication} had been altered to leave out some changes; it is set"
+        " right again, what happened in between was not captured"
+    )
 
 
 def _publication_id(source: Connection, name: str) -> uuid.UUID | str | None:
     """The uuid in its comment; "foreign": there is one without; None: there is none."""
-    row = source.execute(
-        "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", [name]
-    ).fetchone()
-    if row is None:
-        return None
-    found = _COMMENT.search(row[0] or "")
-    return uuid.UUID(found[1]) if found else "foreign"
+    found = read_publication(source, name)
+    return None if found is None else found.id or "foreign"
 
 
 def _primary(server: Server) -> Server:

@@ -80,14 +80,14 @@ def _chosen(config: Config, names: list[str] | None, from_flags: str | None) -> 
 
 
 def _prepare(config: Config) -> str:
-    """The implied `init`. Gives the slot's name."""
+    """The implied `init`, which passes no gap: only a user may want that. Gives the slot's name."""
     import psycopg
 
     from ..capture.subscription import init_from
     from ..failures import explain
 
     try:
-        outcome = init_from(config, lambda text: logger.info("%s", text))
+        outcome = init_from(config, lambda text: logger.info("%s", text), mend=False)
     except psycopg.Error as error:
         raise explain(error) from error
     for note in outcome.notes:

@@ -441,6 +441,9 @@ def test_an_altered_publication_is_set_right_and_said(url: str, state: State, co
     make(url, state)
     user = connect()
     user.execute("ALTER PUBLICATION shop SET (publish = 'insert', publish_via_partition_root = false)")
+    with pytest.raises(Refused, match="does not publish update") as caught:  # the implied init of `run`
+        init(url, state, Wanted("shop", mend=False), quiet)
+    assert "runnel init sets it right" in caught.value.hint
     assert "set right again" in make(url, state).notes[0]
     row = user.execute("SELECT pubdelete AND pubviaroot FROM pg_publication").fetchone()
     assert row == (True,)
