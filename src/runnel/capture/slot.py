@@ -50,6 +50,12 @@ def read_slot(connection: Connection, name: str) -> SlotFacts | None:
     )
 
 
+def slot_exists(connection: Connection, name: str) -> bool:
+    """Complete or still being made."""
+    row = connection.execute("SELECT FROM pg_replication_slots WHERE slot_name = %s", [name]).fetchone()
+    return row is not None
+
+
 def create_slot(url: str, watch: Connection, name: str, *, failover: bool, say: Say) -> Lsn:
     """Make the slot, or wait for whoever is making it. Returns its consistent point."""
     while True:
@@ -68,7 +74,7 @@ def create_slot(url: str, watch: Connection, name: str, *, failover: bool, say: 
 def drop_slot(connection: Connection, name: str, wait: float = 10.0) -> bool:
     """False: there was none. An active one is waited for: a stopped capture needs a moment to let go."""
     deadline = time.monotonic() + wait
-    while _exists(connection, name):  # looked for first: a role that may not drop one may still look
+    while slot_exists(connection, name):  # looked for first: a role that may not drop one may still look
         try:
             connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
             return True
@@ -102,11 +108,6 @@ def wait_for_running(connection: Connection, say: Say) -> None:
             return
         reports.waiting(None)
         time.sleep(0.1)
-
-
-def _exists(connection: Connection, name: str) -> bool:
-    row = connection.execute("SELECT FROM pg_replication_slots WHERE slot_name = %s", [name]).fetchone()
-    return row is not None
 
 
 def _maker(connection: Connection, name: str) -> int | None:

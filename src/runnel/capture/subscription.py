@@ -34,7 +34,7 @@ from ..progress.state import CAPTURE, State
 from . import membership
 from .membership import Membership
 from .publication import check_publication, comment, read_publication
-from .slot import Say, create_slot, drop_slot, read_slot, wait_for_running
+from .slot import Say, create_slot, drop_slot, read_slot, slot_exists, wait_for_running
 from .start import ServerFacts, SlotFacts, check_follows, switched
 
 if TYPE_CHECKING:
@@ -165,11 +165,14 @@ def _create(
     report = _publish(source, noted, bound, patterns)
     failpoint("init.published")
     say(f"publication {name}: {sum(t.published for t in report.tables)} tables")
+    # a slot that is there, adopted or made by an interrupted init, waited for transactions of before the
+    # tables that joined just now
+    existed = slot_exists(source, noted.slot)
     consistent = create_slot(url, source, noted.slot, failover=wanted.failover, say=say)
     if wanted.failover and server.major < 17:
         notes.append("source.failover needs PostgreSQL 17 or later: this slot does not follow a failover")
     failpoint("init.slot")
-    if slot is not None and report.changed:
+    if existed and report.changed:
         wait_for_running(source, say)
     state.complete_subscription(consistent, wanted.pipelines)
     say(f"slot {noted.slot} begins at {consistent}")

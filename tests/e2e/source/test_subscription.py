@@ -364,6 +364,33 @@ def test_a_kill_between_two_steps_is_repaired_by_the_next_init(
     assert leftovers(user) == []
 
 
+def test_a_table_that_joins_after_an_interrupted_init_waits_for_transactions_too(
+    url: str, state: State, connect: Connect
+) -> None:
+    script = (
+        "import sys; from runnel.capture.subscription import *;"
+        "s = State.connect(sys.argv[1], 'shop');"
+        "init(sys.argv[1], s, Wanted('shop', ('*.*',), ('copy',)), lambda text: None)"
+    )
+    environment = {**os.environ, "RUNNEL_FAILPOINTS": "init.slot=kill"}
+    done = subprocess.run([sys.executable, "-c", script, url], env=environment, check=False)
+    assert done.returncode == -9
+    busy, user = connect(), connect()
+    user.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    busy.execute("BEGIN")
+    busy.execute("INSERT INTO t VALUES (1)")
+    ended: list[bool] = []
+
+    def say(text: str) -> None:
+        if "waiting" in text and not ended:
+            ended.append(True)
+            busy.execute("COMMIT")
+
+    outcome = init(url, state, Wanted("shop", ("*.*",), ("copy",)), say)
+    assert outcome.membership.added == ["public.t"]
+    assert ended, "what the open transaction wrote before the table joined would be missing"
+
+
 def test_a_kill_while_the_server_makes_the_slot_is_repaired(
     url: str, state: State, connect: Connect
 ) -> None:
