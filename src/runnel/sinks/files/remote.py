@@ -7,8 +7,10 @@ that the owner of a pipeline holds in the state database.
 
 from __future__ import annotations
 
+import errno
+import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from pyarrow import fs
@@ -51,8 +53,24 @@ class RemotePlace:
             return None
 
     def replace(self, name: str, data: bytes) -> None:
+        """By way of another object, which becomes this one when it is known to be whole: closing a broken
+        upload stores the half of it, and there is no other way to end one."""
+        fresh = f"{STAGE}/{uuid.uuid4().hex}"
+        try:
+            self._put(fresh, data)
+            try:
+                self._fs.copy_file(self._at(fresh), self._at(name))
+            except NotImplementedError:  # hdfs cannot copy: what was sent once is sent again
+                self._put(name, data)
+        finally:
+            with suppress(OSError):  # the next owner sweeps it
+                self.remove(fresh)
+
+    def _put(self, name: str, data: bytes) -> None:
         with self._fs.open_output_stream(self._at(name), compression=None) as stream:
             stream.write(data)
+        if self.read(name) != data:
+            raise _torn()
 
     def data_names(self) -> list[str]:
         return [
@@ -89,11 +107,23 @@ class RemotePlace:
 
     @contextmanager
     def create(self, name: str, staged: str) -> Iterator[Any]:
-        with self._fs.open_output_stream(self._at(name), compression=None) as stream:
-            yield stream
+        try:
+            with self._fs.open_output_stream(self._at(name), compression=None) as stream:
+                yield stream
+                sent = stream.tell()
+            if self.size(name) != sent:
+                raise _torn()
+        except BaseException:
+            with suppress(OSError):  # closing a broken upload stored the half of it
+                self.remove(name)
+            raise
 
     def publish(self, staged: str, name: str) -> None:
         self._fs.copy_file(self._at(staged), self._at(name))
+
+
+def _torn() -> OSError:
+    return OSError(errno.EIO, "the stored object is not what was sent")
 
 
 class _RemoteStage:
