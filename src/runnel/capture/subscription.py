@@ -147,6 +147,8 @@ def _create(
         )
     if noted is not None:
         _same_server(noted, server)
+    if isinstance(bound, uuid.UUID):
+        _refuse_anothers(source, name, bound, noted)
     slot: SlotFacts | None = None
     if noted is None:
         # Runnel's own rows may be lost while the source still has the rest: that is still one piece. But
@@ -177,6 +179,23 @@ def _create(
     state.complete_subscription(consistent, wanted.pipelines)
     say(f"slot {noted.slot} begins at {consistent}")
     return Outcome(state.known(), report, slot is None, dict.fromkeys(wanted.pipelines, consistent), notes)
+
+
+def _refuse_anothers(source: Connection, name: str, bound: uuid.UUID, noted: Subscription | None) -> None:
+    """What stands at the source may be the living subscription of another installation, whose state is in
+    another database: two captures on one slot would each get a part of the changes."""
+    theirs = slot_name(name, bound)
+    hint = "choose another source.name; or, if it is this installation's, give its state.url or stop it"
+    slot = read_slot(source, theirs)
+    if slot is not None and slot.active_pid is not None:
+        raise Refused(f"slot {theirs!r} is in use (server process {slot.active_pid})", hint=hint)
+    if noted is None and slot is None and slot_exists(source, theirs):
+        raise Refused(f"slot {theirs!r} is being made by another `runnel init`", hint=hint)
+    if noted is not None and noted.id != bound and slot_exists(source, theirs):
+        raise Refused(
+            f"publication {name!r} belongs to subscription {bound} with slot {theirs!r}, not to {noted.id}",
+            hint=hint,
+        )
 
 
 def _adopt(

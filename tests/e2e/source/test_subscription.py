@@ -5,12 +5,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from uuid import uuid4
 
 import psycopg
 import pytest
 
 from runnel.capture import membership
 from runnel.capture.slot import read_slot
+from runnel.capture.stream import ReplicationStream
 from runnel.capture.subscription import Outcome, Wanted, destroy, init
 from runnel.demo.server import Server
 from runnel.errors import Refused, RunnelError
@@ -485,6 +487,43 @@ def test_when_only_runnels_rows_are_lost_slot_and_publication_are_adopted(
     assert (outcome.subscription.id, outcome.subscription.slot) == (before.id, before.slot)
     assert state.pipelines()["copy"].position.lsn == before.consistent_lsn
     assert "adopted" in outcome.notes[0]
+
+
+def test_a_slot_that_another_installation_reads_is_not_adopted(
+    url: str, state: State, server: Server
+) -> None:
+    living = make(url, state).subscription
+    stream = ReplicationStream(url, "test")
+    with State.connect(server.url(), "shop") as apart:
+        try:
+            stream.start(living.slot, "shop", living.consistent_lsn, streaming=True)
+            with pytest.raises(Refused, match=f"{living.slot}.*is in use") as caught:
+                make(url, apart)
+            assert "source.name" in caught.value.hint
+            assert apart.subscription() is None
+        finally:
+            stream.close()
+            apart.uninstall()
+
+
+def test_a_publication_of_another_subscription_is_not_taken_from_it(
+    url: str, state: State, server: Server, connect: Connect
+) -> None:
+    living = make(url, state).subscription
+    with State.connect(server.url(), "shop") as apart:
+        try:
+            apart.install()  # as an init leaves it that was killed before the other one began
+            other, lineage = uuid4(), living.lineage
+            apart.create_subscription(
+                other, f"shop_{other.hex[:8]}", "shop", lineage.system_id, lineage.timeline
+            )
+            with pytest.raises(Refused, match=f"belongs to subscription {living.id}"):
+                make(url, apart)
+        finally:
+            apart.uninstall()
+    assert connect().execute("SELECT obj_description(oid) FROM pg_publication").fetchone() == (
+        f"runnel subscription {living.id}",
+    )
 
 
 def test_a_publication_left_without_slot_and_rows_gets_a_new_uuid(
