@@ -6,9 +6,7 @@ while its owner lives (it holds an advisory lock), else it is `stopped`; its las
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from .capture import membership
@@ -68,7 +66,7 @@ def overview(config: Config, log: ChangeLog | None) -> Overview:
         server = catalog.server(source)
         slot = read_slot(source, subscription.slot)
         now = catalog.current_lsn(source)
-        clock = _clock(source)
+        clock = catalog.clock(source)
         log_bytes, log_end = _log(log)
         received = max(_received(source, slot) or Lsn(0), log_end or Lsn(0)) or None
         tables = membership.read(source, subscription.publication, TablePatterns(config.source.tables))
@@ -171,13 +169,6 @@ def _received(source: Connection, slot: SlotFacts | None) -> Lsn | None:
         "SELECT write_lsn::text FROM pg_stat_replication WHERE pid = %s", [slot.active_pid]
     ).fetchone()
     return Lsn.parse(row[0]) if row is not None and row[0] else None
-
-
-def _clock(source: Connection) -> float:
-    """The server's, since commit times are."""
-    row = source.execute("SELECT clock_timestamp()").fetchone()
-    stamp = row[0] if row else datetime.fromtimestamp(time.time(), UTC)
-    return float(stamp.timestamp())
 
 
 def _error(error: str | None, detail: Any) -> str | None:

@@ -203,6 +203,22 @@ def test_the_slot_follows_the_pipeline_while_capture_runs_and_the_log_is_trimmed
         await_condition(lambda: len(c.headers()) <= 2)
 
 
+def test_what_is_kept_for_replay_is_counted_by_the_servers_clock(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = time.time
+    monkeypatch.setattr(time, "time", lambda: ours() + 7200)  # this machine is ahead
+    c = make({"retain": "1h"})
+    with c.running():
+        for number in range(3):
+            c.execute(f"INSERT INTO t VALUES ({number}, 'a')")
+            c.await_ids(*range(number + 1))
+            end = c.headers()[-1].end
+            c.deliver(end)
+            await_condition(lambda end=end: c.confirmed() >= end)
+    assert c.ids() == [0, 1, 2]
+
+
 def test_acknowledging_the_log_does_not_wait_for_pipelines(make: Make) -> None:
     c = make(ack="log")
     with c.running():

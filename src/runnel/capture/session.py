@@ -261,7 +261,7 @@ class Session:
 
     def _trim_to(self, held: Holdings) -> None:
         retain = self._config.log.retain
-        keep_since = int((time.time() - retain) * 1e6) if retain else 0
+        keep_since = int((catalog.clock(self._source) - retain) * 1e6) if retain else 0
         self._log.trim(held.trim, keep_since=keep_since)
         too_much = self._log.usage().bytes - self._config.log.max_bytes
         if retain and too_much > 0:

@@ -105,6 +105,13 @@ def server(connection: Connection) -> Server:
     return Server(version, label.split()[0], system_id, timeline, database, in_recovery)
 
 
+def clock(connection: Connection) -> float:
+    """The server's, in seconds since 1970: what commit times are compared with, never our own."""
+    row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    assert row is not None  # noqa: S101 - one row always
+    return float(row[0])
+
+
 def current_lsn(connection: Connection) -> Lsn:
     """Where the next record goes: whatever commits later has a commit LSN at or past it."""
     row = connection.execute(
