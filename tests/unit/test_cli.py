@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from runnel.cli import main as cli
 from runnel.cli.failures import report
 from runnel.cli.invocation import LogFormat
 from runnel.cli.logs import HumanFormatter, JsonFormatter, setup_logging
+from runnel.config import load
 from runnel.errors import Kind, Refused, RunnelError, UsageError
 from runnel.failures import explain
 
@@ -207,6 +209,25 @@ def test_an_error_of_the_server_that_may_heal_is_told_from_one_that_lasts(
     error: type[psycopg.Error], kind: Kind
 ) -> None:
     assert explain(error("said so")).kind is kind
+
+
+def test_the_command_that_removes_a_slot_made_without_a_file_finds_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runnel.cli.run import _removal
+
+    command = _removal("postgresql://me:pa55word@db/shop?sslmode=require&sslrootcert=/ca.pem")
+    assert "pa55word" not in command
+    password, source, *rest = shlex.split(command)
+    assert (password, rest) == ("PGPASSWORD=…", ["runnel", "-c", "/dev/null", "destroy"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runnel.yaml").write_text("source: {url: postgresql://other/db, name: other}")
+    name, _, url = source.partition("=")
+    config = load(Path(rest[2]), environ={name: url})
+    assert (config.source_url, config.source.name) == (
+        "postgresql://me@db/shop?sslmode=require&sslrootcert=/ca.pem",
+        "runnel",
+    )
 
 
 def test_a_full_disk_is_explained() -> None:

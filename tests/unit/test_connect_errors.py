@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from runnel.errors import Kind
-from runnel.postgres.connect import connect_error
+from runnel.postgres.connect import connect_error, parse_url, without_secrets
 
 HERE = 'connection to server at "db" (10.0.0.1), port 5432 failed: '
 
@@ -52,3 +52,23 @@ def test_what_is_wrong_with_tls_for_good_ends_the_run_with_a_remedy(said: str) -
     error = connect_error(psycopg.OperationalError(HERE + said), "postgresql://db/d")
     assert error.kind is Kind.FAILED
     assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://db/shop", "postgresql://db/shop"),
+        (
+            "postgresql://me:pa55@db:5433/shop?sslmode=verify-full&sslrootcert=/a/ca.pem&sslpassword=pa55",
+            "postgresql://me@db:5433/shop?sslmode=verify-full&sslrootcert=/a/ca.pem",
+        ),
+        ("postgresql://me:pa55@[::1]:5433/shop", "postgresql://me@[::1]:5433/shop"),
+        ("postgresql://a:1,b:2/shop", "postgresql:///shop?host=a,b&port=1,2"),
+        ("host=/run/pg user='o dd' dbname='sh/op'", "postgresql://o%20dd@/sh%2Fop?host=/run/pg"),
+        ("postgresql://db/d?options=-c%20a%3Db", "postgresql://db/d?options=-c%20a%3Db"),
+    ],
+)
+def test_a_url_without_its_secrets_leads_to_the_same_place(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown
+    kept = {name: value for name, value in parse_url(url).items() if "password" not in name}
+    assert parse_url(shown) == kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +50,6 @@ def run(
     config = called.load(overrides, file=not without_file)
     chosen = _chosen(config, names, None if sink is None else "runnel")
 
-    from ..postgres.connect import where
     from ..supervisor.supervisor import Supervisor
 
     to_stdout = any(config.pipelines[name].sink.type == "stdout" for name in chosen)
@@ -62,8 +62,16 @@ def run(
         if without_file and slot:
             sys.stderr.write(
                 f"replication slot {slot[-1]} stays on the source and holds its WAL;"
-                f" to remove it: RUNNEL_SOURCE_URL={where(config.source_url)} runnel destroy\n"
+                f" to remove it: {_removal(config.source_url)}\n"
             )
+
+
+def _removal(url: str) -> str:
+    """The command that undoes a run without a file: it must read no ./runnel.yaml either."""
+    from ..postgres.connect import parse_url, without_secrets
+
+    password = "PGPASSWORD=… " if parse_url(url).get("password") else ""
+    return f"{password}RUNNEL_SOURCE_URL={shlex.quote(without_secrets(url))} runnel -c /dev/null destroy"
 
 
 def _chosen(config: Config, names: list[str] | None, from_flags: str | None) -> list[str]:

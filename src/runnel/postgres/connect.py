@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from typing import Any, LiteralString, TypeVar
+from urllib.parse import quote, urlencode
 
 import psycopg
 from psycopg import conninfo
@@ -58,6 +59,8 @@ SESSION: tuple[tuple[LiteralString, LiteralString], ...] = (
     ("tcp_keepalives_count", "3"),
 )
 _SESSION_14: tuple[tuple[LiteralString, LiteralString], ...] = (("idle_session_timeout", "0"),)
+
+_SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
 _TLS = "check sslmode, sslrootcert, sslcert, sslkey and the host's name in the URL"
 _TLS_LOST = "the connection broke during TLS; if it lasts, look at the server's log and at what is between"
@@ -193,6 +196,20 @@ def where(url: str) -> str:
     port = f":{found['port']}" if found.get("port") else ""
     user = f"{found['user']}@" if found.get("user") else ""
     return f"postgresql://{user}{host}{port}/{found.get('dbname') or ''}"
+
+
+def without_secrets(url: str) -> str:
+    """The URL to connect with again, but for what must not be shown."""
+    found = {name: str(value) for name, value in parse_url(url).items() if name not in _SECRETS}
+    user, host, port = found.pop("user", ""), found.get("host", ""), found.get("port", "")
+    at = ""
+    if host and not host.startswith(("/", "@")) and "," not in host:
+        at = f"[{host}]" if ":" in host else host
+        at += f":{port}" if port else ""
+        found = {name: value for name, value in found.items() if name not in ("host", "port")}
+    user = f"{quote(user, safe='')}@" if user else ""
+    base = f"postgresql://{user}{at}/{quote(found.pop('dbname', ''), safe='')}"
+    return f"{base}?{urlencode(found, quote_via=quote, safe='/,')}" if found else base
 
 
 def connect_error(error: psycopg.Error, url: str) -> RunnelError:
