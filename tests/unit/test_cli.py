@@ -216,12 +216,13 @@ def test_the_command_that_removes_a_slot_made_without_a_file_finds_it_again(
 ) -> None:
     from runnel.cli.run import _removal
 
+    monkeypatch.chdir(tmp_path)
+    assert _removal("postgresql://db/shop") == "RUNNEL_SOURCE_URL=postgresql://db/shop runnel destroy"
+    (tmp_path / "runnel.yaml").write_text("source: {url: postgresql://other/db, name: other}")
     command = _removal("postgresql://me:pa55word@db/shop?sslmode=require&sslrootcert=/ca.pem")
     assert "pa55word" not in command
     password, source, *rest = shlex.split(command)
     assert (password, rest) == ("PGPASSWORD=…", ["runnel", "-c", "/dev/null", "destroy"])
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runnel.yaml").write_text("source: {url: postgresql://other/db, name: other}")
     name, _, url = source.partition("=")
     config = load(Path(rest[2]), environ={name: url})
     assert (config.source_url, config.source.name) == (

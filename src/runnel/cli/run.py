@@ -67,11 +67,13 @@ def run(
 
 
 def _removal(url: str) -> str:
-    """The command that undoes a run without a file: it must read no ./runnel.yaml either."""
+    """The command that undoes a run without a file: it must not read a ./runnel.yaml that is there."""
+    from ..config import DEFAULT_FILE
     from ..postgres.connect import parse_url, without_secrets
 
     password = "PGPASSWORD=… " if parse_url(url).get("password") else ""
-    return f"{password}RUNNEL_SOURCE_URL={shlex.quote(without_secrets(url))} runnel -c /dev/null destroy"
+    no_file = "-c /dev/null " if DEFAULT_FILE.exists() else ""
+    return f"{password}RUNNEL_SOURCE_URL={shlex.quote(without_secrets(url))} runnel {no_file}destroy"
 
 
 def _chosen(config: Config, names: list[str] | None, from_flags: str | None) -> list[str]:
