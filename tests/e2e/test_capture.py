@@ -246,6 +246,29 @@ def test_an_idle_source_advances_without_a_single_change(
         c.await_ids(1)
 
 
+def test_while_a_pipeline_stands_still_an_idle_source_makes_fewer_and_fewer_chunks(
+    make: Make, pg: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_ADVANCE", 0.1)
+    pg.execute("CREATE TABLE unpublished (id int)")
+    c = make(tables=["public.t"])
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')")
+        c.await_ids(1)
+        begun = time.monotonic()
+
+        def written() -> bool:
+            c.execute("INSERT INTO unpublished VALUES (1)")
+            return time.monotonic() - begun > 4
+
+        await_condition(written, what="forty times the pause has passed")
+        row = next(number for number, header in enumerate(c.headers()) if header.changes)
+        assert 1 <= len(c.headers()[row + 1 :]) <= 7, "after 0.1 s, 0.2 s, 0.4 s, ..."
+        c.deliver(c.headers()[-1].end)
+        target = Lsn.parse(c.one("SELECT pg_current_wal_insert_lsn()::text"))
+        await_condition(lambda: c.confirmed() >= target, what="the slot moves on as before")
+
+
 def test_a_streamed_transaction_keeps_only_what_was_not_rolled_back(make: Make, pg: Database) -> None:
     pg.execute(f"ALTER DATABASE \"{pg.name}\" SET logical_decoding_work_mem = '64kB'")
     c = make({"chunk_bytes": "64KiB"})

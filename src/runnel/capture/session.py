@@ -48,6 +48,8 @@ _SOURCE = 5.0
 """Seconds between looks at the slot from outside."""
 _ADVANCE = 10.0
 """Seconds between idle advances: each one may make every pipeline run an empty batch."""
+_SLOWER = 60
+"""Times as long at most while a pipeline holds the slot back: each one is a file that frees nothing."""
 _IDLE = 0.25
 _LAST_WORD = 5.0
 """Seconds to wait at a stop until the slot shows what was confirmed."""
@@ -65,6 +67,7 @@ class Session:
         """Highest keepalive: everything before it that concerns us has been received."""
         self._paused = False
         self._advanced = time.monotonic()
+        self._pause = _ADVANCE
         self._progress_due = self._source_due = 0.0
         self._acknowledged = Lsn(0)
         self._sound = Lsn(0)
@@ -201,7 +204,9 @@ class Session:
         return max(self._told, self._cutter.passed)
 
     def _advance_when_idle(self, now: float) -> None:
-        if self._received > self._cutter.end and now - self._advanced >= _ADVANCE:
+        if self._received > self._cutter.end and now - self._advanced >= self._pause:
+            if self._acknowledged < self._cutter.end:  # and stays there, however far the log goes
+                self._pause = min(2 * self._pause, _SLOWER * _ADVANCE)
             self._advance()
             self._advanced = now
             self._progress_due = now
@@ -227,6 +232,8 @@ class Session:
             self._acknowledged = held.acknowledge
             self._stream.status(self._received, self._acknowledged)
             failpoint("capture.acknowledged")
+        if self._acknowledged >= self._cutter.end:
+            self._pause = _ADVANCE
         self._trim(held)
         self._make_room(held)
         events.emit(
