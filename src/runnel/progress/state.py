@@ -21,13 +21,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
-from ..errors import Refused, RunnelError
+from ..errors import Refused, RunnelError, Transient
 from ..failpoints import failpoint
 from ..log.api import Lineage
 from ..postgres import connect as postgres
 from ..postgres.connect import Connection, connect
 from ..postgres.lsn import Lsn
-from . import letters, owners, pipelines, schema
+from . import letters, owners, pipelines, schema, subscriptions
 from .letters import Key, Letter, Rejected
 from .owners import AlreadyRunning, Owner
 from .position import Position
@@ -99,40 +99,14 @@ class State:
         with self._lock:
             if not self.installed():
                 return None
-            row = self.connection.execute(
-                "SELECT name, id, slot, publication, system_id, timeline, consistent_lsn::text, epoch,"
-                " former, state, error, detail, quiet_from::text, quiet_to::text"
-                " FROM runnel.subscription WHERE name = %s",
-                [self.name],
-            ).fetchone()
-        if row is None:
-            return None
-        name, id_, slot, publication, system_id, timeline, lsn, epoch, former, *words, begin, end = row
-        return Subscription(
-            name,
-            id_,
-            slot,
-            publication,
-            Lineage(system_id, timeline, slot),
-            Lsn.parse(lsn) if lsn else Lsn(0),
-            epoch,
-            tuple(Lineage.from_json(value) for value in former),
-            words[0],
-            words[1],
-            words[2],
-            (Lsn.parse(begin), Lsn.parse(end)) if begin and end else None,
-        )
+            return subscriptions.read(self.connection, self.name)
 
     def create_subscription(
         self, id_: uuid.UUID, slot: str, publication: str, system_id: str, timeline: int
     ) -> Subscription:
         """Note the intent, before anything exists at the source; what is noted already stays."""
         with self._lock:
-            self.connection.execute(
-                "INSERT INTO runnel.subscription (name, id, slot, publication, system_id, timeline)"
-                " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
-                [self.name, id_, slot, publication, system_id, timeline],
-            )
+            subscriptions.create(self.connection, self.name, id_, slot, publication, system_id, timeline)
         subscription = self.subscription()
         assert subscription is not None  # noqa: S101 - the row above
         return subscription
@@ -140,11 +114,7 @@ class State:
     def complete_subscription(self, consistent: Lsn, pipelines: Iterable[str]) -> None:
         """The slot exists: from here on the subscription counts, with these pipelines at its start."""
         with self._lock, self.connection.transaction():
-            self.connection.execute(
-                "UPDATE runnel.subscription SET consistent_lsn = %s"
-                " WHERE name = %s AND consistent_lsn IS NULL",
-                [str(consistent), self.name],
-            )
+            subscriptions.complete(self.connection, self.name, consistent)
             for pipeline in pipelines:
                 self.register(pipeline, consistent)
 
@@ -152,29 +122,13 @@ class State:
         """By capture, when it stops: it confirms `end` though a position is still at `begin`, because the
         log shows that nothing happened between. Should the log be lost, this is what is left to know it."""
         with self._lock:
-            self.connection.execute(
-                "UPDATE runnel.subscription SET quiet_from = %s, quiet_to = %s"
-                " WHERE name = %s AND epoch = %s",
-                [str(begin), str(end), self.name, self._epochs.get(CAPTURE)],
-            )
+            subscriptions.record_quiet(self.connection, self.name, self._epochs.get(CAPTURE), begin, end)
 
     def change_lineage(self, lineage: Lineage, *, base: Lsn | None = None) -> None:
         """Go on under another timeline (a clean failover) or system (`init --accept-server`); positions
         of before stay ours. `base`: where the slot begins on the new system."""
         with self._lock:
-            self.connection.execute(
-                "UPDATE runnel.subscription SET former = former || jsonb_build_object("
-                " 'system_id', system_id, 'timeline', timeline, 'slot', slot),"
-                " system_id = %(system_id)s, timeline = %(timeline)s,"
-                " consistent_lsn = coalesce(%(base)s::pg_lsn, consistent_lsn)"
-                " WHERE name = %(name)s AND (system_id, timeline) <> (%(system_id)s, %(timeline)s)",
-                {
-                    "name": self.name,
-                    "system_id": lineage.system_id,
-                    "timeline": lineage.timeline,
-                    "base": None if base is None else str(base),
-                },
-            )
+            subscriptions.change_lineage(self.connection, self.name, lineage, base)
 
     def known(self) -> Subscription:
         """The subscription, complete, or an error that says how to make it."""
@@ -333,8 +287,11 @@ class State:
         """By its owner: the log keeps everything from `lsn` on, which is before the position, for it. A
         stored position past it ends that, and so does None. What was trimmed before is gone: look
         for it after this call."""
-        with self.only_one(_TRIM, "trimming of the log"), self._lock:
-            pipelines.hold(self.connection, self.name, pipeline, self._epochs.get(pipeline), lsn)
+        try:
+            with self.only_one(_TRIM, "trimming of the log"), self._lock:
+                pipelines.hold(self.connection, self.name, pipeline, self._epochs.get(pipeline), lsn)
+        except AlreadyRunning as error:  # capture deletes slowly
+            raise Transient(error.message, hint="it is tried again by itself") from error
 
     @contextmanager
     def trimming(self) -> Iterator[bool]:
