@@ -144,6 +144,7 @@ def test_a_promoted_standby_is_refused_until_it_is_accepted(
     second_half(runnel, standby, before)
 
 
+@pytest.mark.long
 def test_a_synchronized_failover_slot_goes_on_by_itself(
     make_server: MakeServer, standby_of: Callable[[Server], Server], make_runnel: Callable[..., Runnel]
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_synchronized_failover_slot_goes_on_by_itself(
     second_half(runnel, standby, before)
 
 
+@pytest.mark.long
 def test_a_promotion_that_lost_delivered_changes_is_refused_even_if_accepted(
     make_server: MakeServer, standby_of: Callable[[Server], Server], make_runnel: Callable[..., Runnel]
 ) -> None:
@@ -193,6 +195,7 @@ def test_a_promotion_that_lost_delivered_changes_is_refused_even_if_accepted(
         assert "no longer exist at the source" in said, said
 
 
+@pytest.mark.long
 def test_an_upgraded_server_is_refused_until_it_is_accepted(
     make_server: MakeServer, make_runnel: Callable[..., Runnel], scratch: Path
 ) -> None:
