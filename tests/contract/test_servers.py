@@ -115,14 +115,14 @@ def test_a_standby_of_the_oldest_version_follows(
 
 
 KILLED = """
-import os, sys, time
+import os, signal, sys
 from pathlib import Path
 from runnel.demo.scratch import Scratch
 from runnel.demo.server import Server, embedded_binaries
 scratch = Scratch("runnel-killed-")
 server = Server(embedded_binaries(), scratch.path / "pg").initialize().start()
 print(scratch.path, server.pid, flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 

@@ -35,7 +35,7 @@ def test_a_broken_tls_connection_may_heal(said: str) -> None:
         "server does not support SSL, but SSL was required",
         "received invalid response to SSL negotiation: H",
         "SSL error: certificate verify failed",
-        'root certificate file "/root/.postgresql/root.crt" does not exist',
+        'root certificate file "/ca/root.crt" does not exist',
         'could not read root certificate file "/ca.pem": no certificate or crl found',
         'server certificate for "other" does not match host name "db"',
         "host name must be specified for a verified SSL connection",

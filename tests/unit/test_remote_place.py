@@ -103,7 +103,7 @@ def test_a_file_whose_making_failed_is_not_there(place: RemotePlace) -> None:
     assert place.size("00000001.jsonl") is None
 
 
-def test_a_store_that_cannot_copy_holds_a_record_too(
+def test_a_store_that_cannot_copy_holds_a_record_and_what_is_published_too(
     place: RemotePlace, store: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cannot(*_: str) -> None:
@@ -112,3 +112,6 @@ def test_a_store_that_cannot_copy_holds_a_record_too(
     monkeypatch.setattr(store, "copy_file", cannot, raising=False)
     place.replace(RECORD, b"the first one")
     assert place.read(RECORD) == b"the first one"
+    place.replace("_runnel/stage/piece", b"some lines\n")
+    place.publish("_runnel/stage/piece", "00000001.jsonl")
+    assert place.read("00000001.jsonl") == b"some lines\n"
