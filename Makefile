@@ -14,10 +14,10 @@ demo: setup  ## a first minute: an embedded PostgreSQL streamed into files
 	@.venv/bin/runnel demo
 
 test: setup  ## unit, contract, end-to-end and fault tests
-	$(RUN) pytest tests -m "not long"
+	$(RUN) pytest tests -m "not long" -n auto --dist worksteal
 
 test-long: setup  ## the rest of the matrix: server versions, random seeds, soak
-	$(RUN) pytest tests -m long
+	$(RUN) pytest tests -m long -n auto --dist worksteal
 
 bench: setup  ## measure this machine, beside pg_recvlogical
 	.venv/bin/runnel bench

@@ -43,7 +43,6 @@ pipelines:
     sink: {type: files, path: out, format: jsonl}
 spark:
   master: local[2]
-  spark.driver.extraJavaOptions: "-XX:-UsePerfData -Djava.io.tmpdir=${DEMO_TMP}"
 """
 
 
@@ -82,12 +81,7 @@ class Demo:
             with server.connect("shop") as connection:
                 connection.execute(SCHEMA.encode())
             self._check()
-            environment = {
-                **os.environ,
-                "SOURCE_URL": url,
-                "DEMO_TMP": str(temporary),
-                "TMPDIR": str(temporary),
-            }
+            environment = {**os.environ, "SOURCE_URL": url, "TMPDIR": str(temporary)}
             view.say("making the subscription (runnel init), then starting Spark (runnel run) …")
             with _runnel("init", work, environment) as init:
                 self._await_end(init)

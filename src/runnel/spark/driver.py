@@ -25,7 +25,7 @@ from ..events import emit, heard
 from ..postgres.lsn import Lsn
 from .pipeline import Outcome, Pipeline
 from .scratch import scratch_directory
-from .session import open_session
+from .session import close_session, open_session
 from .trouble import JVM_ENDED
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ def run_pipelines(config: Config, names: Sequence[str], *, until: Lsn | None = N
             for run in runs:
                 run.join()
             raise
-        _expect_broken_sockets()
+        expect_broken_sockets()
         session.set_result(spark)
         _watch(runs, spark, stopping)
-        spark.stop()
+        close_session(spark)
     return _exit_code(runs, stopping.is_set())
 
 
@@ -112,7 +112,7 @@ def _exit_code(runs: Sequence[_Run], stopped: bool) -> int:
     return REFUSED
 
 
-def _expect_broken_sockets() -> None:
+def expect_broken_sockets() -> None:
     """A killed JVM is told in one sentence (`_watch`): what PySpark and py4j say of their broken
     connections, with tracebacks, would stand beside it."""
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RunnelError, UsageError
+from .home import archive, spark_home
 from .trouble import cause
 
 if TYPE_CHECKING:
@@ -44,7 +45,11 @@ rootLogger.appenderRef.console.ref = console
 """
 
 # Only for a JVM of our own on this machine; measured as one set: 150 MB and 3 s of start less.
-_JVM_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=64m -Xss8m"
+_JVM_FLAGS = (
+    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=64m -Xss8m -XX:-UsePerfData"
+)
+_LAUNCHER_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
+"""Of the short JVM that puts the command line of the real one together."""
 
 _FILE_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -76,7 +81,10 @@ def attempts(master: str, settings: Mapping[str, str]) -> int:
 def session_settings(master: str, settings: Mapping[str, str], scratch: Path) -> dict[str, str]:
     """Every setting of the session: ours, overridden by the configuration's."""
     master = settings.get("spark.master", master)
-    java_options = [f"-Dlog4j2.configurationFile={(scratch / 'log4j2.properties').as_uri()}"]
+    java_options = [
+        f"-Dlog4j2.configurationFile={(scratch / 'log4j2.properties').as_uri()}",
+        f"'-Djava.io.tmpdir={scratch / 'tmp'}'",  # what a killed JVM leaves behind goes with the scratch
+    ]
     ours = {
         "spark.app.name": "runnel",
         "spark.master": master,
@@ -100,6 +108,9 @@ def session_settings(master: str, settings: Mapping[str, str], scratch: Path) ->
         ours["spark.master"] = f"local[{found[1] or 1},{found[2] or ATTEMPTS}]"
         ours["spark.driver.memory"] = "512m"
         java_options.insert(0, _JVM_FLAGS)
+        classes = archive()
+        if classes is not None and classes.exists():
+            java_options.append(f"'-XX:SharedArchiveFile={classes}' -Xlog:cds=off -Xlog:cds+dynamic=off")
     else:
         ours["spark.submit.pyFiles"] = str(scratch / "runnel.zip")
     ours["spark.driver.extraJavaOptions"] = " ".join(java_options)
@@ -123,10 +134,15 @@ def open_session(master: str, settings: Mapping[str, str], scratch: Path) -> Spa
     file.touch(mode=0o600)
     file.write_text("".join(f"{key} {_escape(value)}\n" for key, value in values.items()))
 
-    local = is_local(settings.get("spark.master", master))
-    if local:
+    (scratch / "tmp").mkdir()
+    own: dict[str, str] = {}
+    if is_local(settings.get("spark.master", master)):
         os.environ["PYSPARK_PYTHON"] = sys.executable  # else tasks run whatever python3 is on PATH
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        own["SPARK_LAUNCHER_OPTS"] = _LAUNCHER_FLAGS
+        linked = spark_home()
+        if linked is not None:
+            own["SPARK_HOME"] = str(linked)
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
@@ -137,9 +153,9 @@ def open_session(master: str, settings: Mapping[str, str], scratch: Path) -> Spa
     from pyspark.sql import SparkSession
 
     log = scratch / "spark.log"
-    submit = f"--properties-file '{file}' --load-spark-defaults pyspark-shell"
-    saved = {name: os.environ.get(name) for name in ("PYSPARK_SUBMIT_ARGS", "RUNNEL_EVENTS_FD")}
-    os.environ["PYSPARK_SUBMIT_ARGS"] = submit
+    own["PYSPARK_SUBMIT_ARGS"] = f"--properties-file '{file}' --load-spark-defaults pyspark-shell"
+    saved = {name: os.environ.get(name) for name in (*own, "RUNNEL_EVENTS_FD")}
+    os.environ |= own
     os.environ.pop("RUNNEL_EVENTS_FD", None)  # our supervisor's descriptor is not the JVM's
     try:
         with log.open("ab") as output:
@@ -159,6 +175,17 @@ def open_session(master: str, settings: Mapping[str, str], scratch: Path) -> Spa
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def close_session(session: SparkSession) -> None:
+    """The end of a session and its JVM. A local JVM has nothing that outlives it, and what it has on disk
+    goes with the scratch: an orderly end would only take a second longer."""
+    jvm = session.sparkContext._gateway.proc
+    if jvm is not None and is_local(session.sparkContext.master):
+        jvm.kill()
+        jvm.wait()
+    else:
+        session.stop()
 
 
 def last_line(log: Path) -> str:
