@@ -19,10 +19,15 @@ def heard() -> bool:
 
 
 def emit(kind: str, who: str, **fields: Any) -> None:
+    relay({"event": kind, "who": who, **fields})
+
+
+def relay(event: dict[str, Any]) -> None:
+    """As it is: a supervisor hands on what its children say to whoever listens to itself."""
     fd = os.environ.get("RUNNEL_EVENTS_FD")
     if fd is None:
         return
-    line = json.dumps({"event": kind, "who": who, **fields}, default=str) + "\n"
+    line = json.dumps(event, default=str) + "\n"
     try:
         os.write(int(fd), line.encode())  # one write below PIPE_BUF is atomic
     except OSError:

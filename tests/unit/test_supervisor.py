@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
 
 from runnel.config.models import Config
@@ -22,3 +25,15 @@ def test_once_does_not_wait_for_ever_while_another_pipeline_keeps_the_log_full(
     with pytest.raises(RunnelError, match="held by 'b'") as raised:
         one._check_patience()
     assert raised.value.hint
+
+
+def test_what_the_children_say_is_handed_on_to_whoever_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setenv("RUNNEL_EVENTS_FD", str(write))
+    config = Config.model_validate({"source": {"url": "postgresql://me@db/shop"}})
+    one = supervisor.Supervisor(config, ["a"], plain=True)
+    value = {"event": "state", "who": "a", "state": "live"}
+    one._take(Event("pipelines", value))
+    os.close(write)
+    with os.fdopen(read) as said:
+        assert [json.loads(line) for line in said] == [value]

@@ -12,7 +12,8 @@ from typing import Any
 import psycopg
 
 from . import workload as loads
-from .drain import WARM, Bench, Pipeline
+from .drain import WARM, Bench
+from .pipeline import Pipeline
 from .processes import Watch
 from .workload import Workload
 

@@ -16,6 +16,7 @@ from ..demo.scratch import Scratch
 from ..demo.server import Server, embedded_binaries
 from . import live
 from .drain import Bench, Result
+from .stages import stages
 from .workload import INSERTS, MIXED, SINGLES, Workload
 
 JSONL: dict[str, Any] = {"type": "files", "format": "jsonl"}
@@ -43,19 +44,20 @@ SERVER = {
 """So that loading is quick and nothing but decoding moves while a drain is timed."""
 
 
-def run(console: Console, parts: tuple[str, ...], repeat: int) -> dict[str, Any]:
+def run(console: Console, parts: tuple[str, ...], repeat: int, output: Path) -> None:
+    """Figures go to `output` as soon as they are there: a long run may be cut off."""
     with Scratch("runnel-bench-") as scratch:
         binaries = embedded_binaries()
         server = Server(binaries, scratch.path / "server", SERVER).initialize().start()
         try:
             url = server.create_database("bench")
             bench = Bench(url, binaries / "bin", scratch.path / "runs", console.print)
-            return _measure(bench, console, parts, repeat)
+            _measure(bench, console, parts, repeat, output)
         finally:
             server.destroy()
 
 
-def _measure(bench: Bench, console: Console, parts: tuple[str, ...], repeat: int) -> dict[str, Any]:
+def _measure(bench: Bench, console: Console, parts: tuple[str, ...], repeat: int, output: Path) -> None:
     out: dict[str, Any] = {
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "machine": _machine(),
@@ -64,10 +66,12 @@ def _measure(bench: Bench, console: Console, parts: tuple[str, ...], repeat: int
     for workload, sinks in DRAINS:
         if workload.name in parts:
             results += bench.compare(workload, sinks, repeat)
+            out["drain"] = [r.to_json() for r in results]
+            _save(out, output)
     if results:
-        out["drain"] = [r.to_json() for r in results]
         console.print(drain_table(results))
     for part, measure in (
+        ("stages", stages),
         ("latency", live.latency),
         ("idle", live.idle),
         ("huge", live.huge),
@@ -77,8 +81,8 @@ def _measure(bench: Bench, console: Console, parts: tuple[str, ...], repeat: int
         if part in parts:
             bench.say(f"{part} …")
             out[part] = measure(bench)
+            _save(out, output)
             console.print_json(json.dumps({part: out[part]}))
-    return out
 
 
 def drain_table(results: list[Result]) -> Table:
@@ -103,7 +107,7 @@ def drain_table(results: list[Result]) -> Table:
     return table
 
 
-def save(result: dict[str, Any], path: Path) -> None:
+def _save(result: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import UsageError
 
-PARTS = ("inserts", "mixed", "singles", "latency", "idle", "huge", "pipelines", "tables")
+PARTS = ("inserts", "mixed", "singles", "stages", "latency", "idle", "huge", "pipelines", "tables")
 
 
 def bench(
@@ -26,12 +26,14 @@ def bench(
     run meanwhile."""
     from rich.console import Console
 
-    from ..bench.report import run, save
+    from ..bench.report import run
 
     parts = tuple(only or PARTS)
     for part in parts:
         if part not in PARTS:
             raise UsageError(f"there is no part {part!r} to measure", hint=f"one of: {', '.join(PARTS)}")
     console = Console()
-    save(run(console, parts, repeat), output)
+    if not console.is_terminal:
+        console = Console(width=160)
+    run(console, parts, repeat, output)
     console.print(f"figures: {output}")

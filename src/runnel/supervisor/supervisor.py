@@ -21,6 +21,7 @@ from types import FrameType
 
 from ..config import Config
 from ..errors import Kind, RunnelError
+from ..events import relay
 from .child import REFUSED, Child, Event, Said
 from .display import Display, Shown, make_display
 from .handover import hand_over
@@ -183,6 +184,7 @@ class Supervisor:
         if not isinstance(said, Event):
             self._display.line(said.text)
             return
+        relay(said.value)
         who = str(said.value.get("who"))
         shown = self._shown.get(who)
         if shown is not None:
