@@ -92,6 +92,13 @@ def _link(installed: Path, home: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)  # the links, where it was not renamed
 
 
+def _forget_removed(cache: Path) -> None:
+    """Directories whose PySpark is not installed any more."""
+    for other in cache.glob("spark-*"):
+        if not (other / "home" / "jars").exists():
+            shutil.rmtree(other, ignore_errors=True)
+
+
 def prepare() -> None:
     """Make the archive from the classes of a session that runs one batch of a pipeline."""
     from ..log import open_log
@@ -107,6 +114,7 @@ def prepare() -> None:
     target = archive()
     if target is None or target.exists() or spark_home() is None:
         return
+    _forget_removed(target.parents[1])
     with tempfile.TemporaryDirectory(prefix="runnel-") as name:
         scratch = Path(name)
         log = open_log(str(scratch / "log"))
