@@ -37,7 +37,7 @@ def hints() -> list[tuple[str, str, str]]:
 
 
 def assert_exists(command: str, words: list[str]) -> None:
-    assert command.split()[0] in cli.available(), command
+    assert command.split(maxsplit=1)[0] in cli.available(), command
     for word in words:
         if word.startswith("-"):
             assert word.partition("=")[0] in options(command), f"{command} {word}"
