@@ -70,8 +70,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     for file in sorted(path.glob("*.jsonl")):
         with open(file, encoding="utf-8", newline="\n") as lines:
-            out += [json.loads(line, parse_int=_Digits, parse_float=_Digits) for line in lines]
+            out += parse_jsonl(lines)
     return out
+
+
+def parse_jsonl(lines: Iterable[str]) -> list[dict[str, Any]]:
+    return [json.loads(line, parse_int=_Digits, parse_float=_Digits) for line in lines]
 
 
 class _Digits(str):

@@ -198,6 +198,29 @@ def test_a_stalled_proxy_holds_everything_until_it_resumes(
             continue
 
 
+def test_a_stall_of_one_connection_leaves_the_others_alone(
+    pg_server: Server, make_proxy: Callable[[Server], Proxy]
+) -> None:
+    proxy = make_proxy(pg_server)
+    url = proxy.url(pg_server.url())
+    with psycopg.connect(url) as stalled, psycopg.connect(url) as other:
+        with socket.socket(fileno=os.dup(stalled.pgconn.socket)) as silent:
+            proxy.stall({silent.getsockname()[1]})
+            stalled.pgconn.send_query(b"SELECT 1")
+            stalled.pgconn.flush()
+            assert answer(other) == 1
+            with psycopg.connect(url) as new:
+                assert answer(new) == 1
+            silent.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                silent.recv(1, socket.MSG_PEEK)
+            proxy.resume()
+            silent.settimeout(10)
+            assert silent.recv(1, socket.MSG_PEEK)
+        while stalled.pgconn.get_result() is not None:
+            continue
+
+
 def test_a_delay_slows_both_directions(pg_server: Server, make_proxy: Callable[[Server], Proxy]) -> None:
     proxy = make_proxy(pg_server)
     with psycopg.connect(proxy.url(pg_server.url()), autocommit=True) as connection:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
-from history import Oracle, assert_equal, assert_tables
+from history import Oracle, assert_equal, assert_tables, lsn_number
 from product import Runnel, eventually
 from servers import Database, MakeServer
 from traffic import SCHEMA, TABLES, Traffic
 
 Prepared = Callable[..., Runnel]
+
+AT_REST = 16.0
+"""Seconds without a write: longer than whatever Runnel or the server itself does by the clock."""
 
 
 @pytest.fixture
@@ -146,27 +150,41 @@ def test_tables_that_change_in_the_middle_of_a_batch_keep_their_history(
     ]
 
 
+def lsn(connection: psycopg.Connection[Any], query: str) -> int:
+    row = connection.execute(f"select {query}".encode()).fetchone()
+    assert row is not None
+    return lsn_number(str(row[0]))
+
+
 def test_an_idle_or_unpublished_database_still_moves_its_slot_and_then_rests(
-    prepared: Prepared, pg: Database
+    make_runnel: Callable[..., Runnel], make_server: MakeServer
 ) -> None:
-    runnel = prepared(source={"tables": ["public.accounts"]})
-    process = runnel.start("run")
-    eventually("Runnel runs", lambda: runnel.status()["pipelines"]["copy"]["state"] == "live")
-
-    def confirmed() -> int:
-        with psycopg.connect(pg.url, autocommit=True) as connection:
-            row = connection.execute(
-                "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots where slot_name = %s",
-                (slot_of(pg.url),),
-            ).fetchone()
-        assert row is not None
-        return int(row[0])
-
-    with psycopg.connect(pg.url, autocommit=True) as connection:
+    # the server itself writes at most once after each thing that others wrote
+    server = make_server(checkpoint_timeout="1d", autovacuum="off")
+    with server.connect() as connection:
+        connection.execute(SCHEMA)
+        runnel = make_runnel(server.url(), source={"tables": ["public.accounts"]})
+        runnel.run("init")
+        process = runnel.start("run")
+        eventually("Runnel runs", lambda: runnel.status()["pipelines"]["copy"]["state"] == "live")
         connection.execute(
             "insert into events (body) select repeat('x', 100) from generate_series(1, 1000)"
         )
-        row = connection.execute("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
-    assert row is not None
-    eventually("the slot passes what is not published", lambda: confirmed() >= row[0], timeout=60)
-    runnel.stop(process)
+        written = lsn(connection, "pg_current_wal_insert_lsn()")
+        slot = f"confirmed_flush_lsn from pg_replication_slots where slot_name = '{slot_of(server.url())}'"
+        eventually("the slot passes what is not published", lambda: lsn(connection, slot) >= written, 60)
+
+        since, end = time.monotonic(), 0
+        writes: list[str] = []
+
+        def rests() -> bool:
+            nonlocal since, end
+            now = lsn(connection, "pg_current_wal_insert_lsn()")
+            if now != end:
+                since, end = time.monotonic(), now
+                writes.append(f"{since:.1f} s: {now:X}")
+            return time.monotonic() - since > AT_REST
+
+        eventually(f"nothing is written for {AT_REST} s", rests, 90, tell=lambda: "\n".join(writes))
+        assert runnel.status()["pipelines"]["copy"]["state"] == "live"
+        runnel.stop(process)

@@ -13,7 +13,13 @@ from product import Runnel, eventually
 from servers import Database
 from traffic import SCHEMA, TABLES, Traffic
 
-CAPTURE_STEPS = ("log.chunk.written", "log.chunk.visible", "capture.acknowledged")
+CAPTURE_STEPS = (
+    "capture.chunk.written",
+    "log.chunk.written",
+    "log.chunk.visible",
+    "capture.chunk.visible",
+    "capture.acknowledged",
+)
 SINK_STEPS = ("sink.staged", "sink.written", "sink.committed", "pipeline.delivered")
 
 

@@ -4,6 +4,7 @@
         connect to 127.0.0.1, proxy.port
         proxy.cut()            # all connections are reset; new ones work
         proxy.stall()          # connections stay, no byte passes, new ones hang
+        proxy.stall({40123})   # only connections of these clients' ports; all others, and new ones, work
         proxy.resume()
         proxy.refuse()         # cut, and new ones are refused until resume()
         proxy.delay = 0.2      # every block of bytes, in both directions
@@ -20,6 +21,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 
 _BLOCK = 1 << 16
 _HELD = 1 << 18
@@ -28,7 +30,9 @@ _HELD = 1 << 18
 class _Flow:
     """One direction of one connection."""
 
-    def __init__(self, source: socket.socket, target: socket.socket) -> None:
+    def __init__(self, source: socket.socket, target: socket.socket, client: int) -> None:
+        self.client = client
+        """The client's port, in both directions."""
         self.source = source
         self.target = target
         self.waiting: deque[tuple[float, bytes]] = deque()
@@ -46,6 +50,7 @@ class Proxy:
         """Accepted so far."""
         self._upstream = (host, port)
         self._stalled = False
+        self._silent: frozenset[int] = frozenset()
         self._refusing = False
         self._commands: deque[str] = deque()
         self._pairs: list[tuple[_Flow, _Flow]] = []
@@ -68,8 +73,12 @@ class Proxy:
     def cut(self) -> None:
         self._tell("cut")
 
-    def stall(self) -> None:
-        self._tell("stall")
+    def stall(self, clients: Collection[int] | None = None) -> None:
+        if clients is None:
+            self._tell("stall")
+        else:
+            self._silent = frozenset(clients)
+            self._tell("look again")
 
     def refuse(self) -> None:
         self._tell("refuse")
@@ -124,6 +133,8 @@ class Proxy:
         now = time.monotonic()
         if not self._stalled:
             for one, two in self._pairs:
+                if one.client in self._silent:
+                    continue
                 for reads, writes in ((one, two), (two, one)):
                     mask = 0
                     if not reads.ended and reads.held < _HELD:
@@ -140,7 +151,8 @@ class Proxy:
     def _pause(self) -> float | None:
         if self._stalled:
             return None
-        due = [flow.waiting[0][0] for pair in self._pairs for flow in pair if flow.waiting]
+        flows = [flow for pair in self._pairs for flow in pair]
+        due = [f.waiting[0][0] for f in flows if f.waiting and f.client not in self._silent]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _obey(self) -> None:
@@ -157,7 +169,7 @@ class Proxy:
             if command == "stall":
                 self._stalled = True
             if command == "resume":
-                self._stalled = False
+                self._stalled, self._silent = False, frozenset()
                 if self._refusing:
                     self._listener = socket.create_server((self.host, self.port))
                     self._listener.setblocking(False)
@@ -167,7 +179,7 @@ class Proxy:
         self._applied.set()
 
     def _accept(self) -> None:
-        client, _ = self._listener.accept()
+        client, (_, port) = self._listener.accept()
         try:
             server = socket.create_connection(self._upstream, timeout=5)
         except OSError:
@@ -177,7 +189,7 @@ class Proxy:
             some.setblocking(False)
             some.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connections += 1
-        self._pairs.append((_Flow(client, server), _Flow(server, client)))
+        self._pairs.append((_Flow(client, server, port), _Flow(server, client, port)))
 
     def _receive(self, flow: _Flow) -> None:
         try:

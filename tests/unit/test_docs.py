@@ -9,32 +9,38 @@ from pathlib import Path
 
 import pytest
 
+from pages import PAGES, ROOT, blocks, calls
 from runnel.cli import main as cli
 from runnel.config import load
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.S | re.M)
-
-
-def blocks(language: str) -> list[tuple[str, str]]:
-    found = []
-    for page in PAGES:
-        for kind, text in BLOCK.findall(page.read_text()):
-            if kind == language:
-                found.append((str(page.relative_to(ROOT)), text))
-    return found
+HINT = re.compile(r"\brunnel ((?:dead-letters )?[a-z][a-z-]+)((?: (?:--?[a-z][a-z-]*|[A-Z]+…?))*)")
 
 
 def commands() -> list[tuple[str, str]]:
-    """Every line of a shell block that calls runnel, without its comment."""
+    """What stands in shell blocks, and in the text between backticks."""
+    found = [(page, line) for page, text in blocks("sh") for line in calls(text)]
+    for path in PAGES:
+        page = str(path.relative_to(ROOT))
+        found += [
+            (page, line) for line in re.findall(r"`(runnel (?:-c \S+ )?[a-z][^`]*)`", path.read_text())
+        ]
+    return list(dict.fromkeys(found))
+
+
+def hints() -> list[tuple[str, str, str]]:
+    """Commands that messages and explanations in the source name: module, command, options."""
     found = []
-    for page, text in blocks("sh"):
-        for line in text.splitlines():
-            call = re.search(r"(?:^|\| *)(runnel .*)", line.partition(" #")[0].partition(" | ")[0].strip())
-            if call:
-                found.append((page, call[1]))
-    return found
+    for path in sorted((ROOT / "src" / "runnel").rglob("*.py")):
+        for literal in re.findall(r'hint\s*=\s*((?:\(\s*)?(?:f?"[^"]*"\s*)+)', path.read_text()):
+            found += [(path.stem, *call) for call in HINT.findall(literal)]
+    return sorted(set(found))
+
+
+def assert_exists(command: str, words: list[str]) -> None:
+    assert command.split(maxsplit=1)[0] in cli.available(), command
+    for word in words:
+        if word.startswith("-"):
+            assert word.partition("=")[0] in options(command), f"{command} {word}"
 
 
 @cache
@@ -51,14 +57,29 @@ def test_a_command_in_the_docs_exists_with_its_options(page: str, line: str) -> 
     words = shlex.split(line)[1:]
     if words[0] == "-c":
         words = words[2:]
-    assert words[0] in cli.COMMANDS, line
-    if words[0] not in cli.available():
-        pytest.fail(f"{page} names `{line}`, which is not there")
-    if words[0] == "dead-letters":
-        words = [f"{words[0]} {words[1]}", *words[2:]]
-    for word in words[1:]:
-        if word.startswith("-"):
-            assert word.partition("=")[0] in options(words[0]), line
+    at = 2 if words[0] == "dead-letters" else 1
+    assert_exists(" ".join(words[:at]), words[at:])
+
+
+def test_a_command_that_a_message_tells_to_type_exists_with_its_options() -> None:
+    found = hints()
+    assert {"init", "destroy", "remove"} <= {command for _, command, _ in found}
+    for _, command, words in found:
+        assert_exists(command, words.split())
+
+
+def test_the_table_of_options_names_each_option_of_each_command_and_no_other() -> None:
+    section = (ROOT / "docs" / "commands.md").read_text().partition("| command | option |")[2]
+    named: dict[str, set[str]] = {}
+    commands: list[str] = []
+    for row in section.partition("\n\n")[0].splitlines()[2:]:
+        first, cell = (part.strip() for part in row.split("|")[1:3])
+        commands = re.findall(r"`([^`]+)`", first) or commands
+        for command in commands:
+            named.setdefault(command, set()).update(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", cell))
+    letters = [f"dead-letters {word}" for word in ("list", "show", "replay", "drop")]
+    for command in [*(name for name in cli.available() if name != "dead-letters"), *letters]:
+        assert options(command) - {"-h", "--help"} == named.get(command, set()), command
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ class WorkReader(StreamReader):
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]
-    """Reads a public view once: everything the log holds from `start` on."""
+    """Reads a public view once: what the log holds from `start` on, to the chunk that reaches `until`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = dict(options)
@@ -143,7 +143,8 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> Sequence[InputPartition]:
         log = open_log(log_path(self.options))
         start = start_of(log, self.options.get("start", "earliest"))
-        refs = list(chain(log, start))
+        until = limits(self.options).until
+        refs = [ref for ref in chain(log, start) if until is None or ref.start < until]
         if not refs:
             return [InputPartition(None)]  # Spark would take "no partitions" for one with nothing to say
         tasks = max(2, sum(ref.bytes for ref in refs) // BATCH_READ_BYTES)

@@ -92,6 +92,31 @@ def test_destroy_removes_the_log_too_and_may_be_repeated(cli: RunnelCli, state: 
     assert "there is no subscription shop" in cli.run("destroy").stdout
 
 
+@pytest.mark.parametrize("step", ["destroy.slot", "destroy.publication"])
+def test_a_destroy_that_was_killed_is_finished_by_the_next(
+    cli: RunnelCli, state: State, connect: Connect, step: str
+) -> None:
+    user = connect()
+    user.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    cli.run("init")
+    LogMaker(cli.directory / ".runnel" / "log", lineage=state.known().lineage).append(1)
+    cli.run("destroy", expect=-9, env={"RUNNEL_FAILPOINTS": f"{step}=kill"})
+    assert not user.execute(
+        "SELECT FROM pg_replication_slots WHERE database = current_database()"
+    ).fetchall(), "the slot goes first: nothing else could fill the server's disk"
+    assert state.subscription() is not None
+    assert "schema runnel dropped" in cli.run("destroy").stdout
+    left = user.execute(
+        "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+        " UNION ALL SELECT pubname FROM pg_publication"
+        " UNION ALL SELECT nspname FROM pg_namespace WHERE nspname = 'runnel'"
+    ).fetchall()
+    assert left == []
+    log = cli.directory / ".runnel" / "log"
+    assert not log.exists() or not list(log.iterdir())
+    assert "there is no subscription shop" in cli.run("destroy").stdout
+
+
 def test_destroy_leaves_the_log_of_another_subscription(cli: RunnelCli) -> None:
     cli.run("init")
     path = cli.directory / ".runnel" / "log"
