@@ -38,7 +38,7 @@ _POSSIBLE[[_INSERT, _UPDATE, _UPDATE_KEY, _UPDATE_FULL, _DELETE_KEY, _DELETE_FUL
 _OP = {0: Op.INSERT, 1: Op.UPDATE, 2: Op.DELETE}
 
 _MIDDLE = 1 << 31
-"""Oids are unsigned and go on to 2^32 - 1: less this, an oid in the upper half of an int64 keeps its order."""
+"""Taken off an oid, which is unsigned, so that it fits into the upper half of an int64 in its order."""
 
 
 def decode(reader: ChunkReader, after: Lsn, *, messages: bool = True) -> Iterator[Window]:
