@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
 from typing import Any
 
 import psycopg
@@ -145,6 +146,33 @@ def test_every_type_is_written_by_the_rules_on_every_version(make_server: MakeSe
     server = make_server(version)
     with server.connect() as connection:
         check_types(connection, server.url())
+
+
+def test_tables_and_types_with_oids_past_the_middle_of_their_range_are_read(
+    make_server: MakeServer,
+) -> None:
+    server = make_server(18)
+    server.stop()
+    tool = [server.installation / "bin" / "pg_resetwal", "-o", "2147483640", "-D", server.data]
+    subprocess.run(tool, check=True, stdout=subprocess.DEVNULL, **server._as_user())
+    server.start()
+    with server.connect() as connection:
+        names = [f"t{number}" for number in range(6)]
+        connection.execute(b"CREATE TYPE mood AS ENUM ('sad')")
+        for name in names:
+            connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, m mood)".encode())
+        subscribe(connection)
+        for name in names:
+            connection.execute(f"INSERT INTO {name} VALUES (1, 'sad')".encode())
+        connection.execute(b"ALTER TABLE t5 ADD n int")
+        for name in names:
+            connection.execute(f"UPDATE {name} SET id = 2".encode())
+        oids = [row[0] for row in connection.execute("SELECT oid::int8 FROM pg_class WHERE relkind = 'r'")]
+        found = [json.loads(line) for line in written(server.url(), received(connection))]
+    assert min(oids) < 2**31 <= max(oids)
+    assert [line["table"] for line in found] == names + names
+    assert [line["after"]["m"] for line in found] == ["sad"] * 12
+    assert found[-1]["after"] == {"id": 2, "m": "sad", "n": None}
 
 
 def test_every_kind_of_change_says_what_the_wal_has(pg: Database) -> None:

@@ -39,6 +39,8 @@ from runnel.postgres.lsn import Lsn
 
 TIME = 1_763_448_180_123_456
 TYPES = (23, 20, 16, 25, 1043, 1700, 701, 114, 3802, 1007, 1009, 1000, 1020, 199, 1231, 17, 1184)
+OIDS = (100, 2**31 - 2, 2**32 - 60)
+"""Where tables' oids begin: they are unsigned, and a server hands out all of them in turn."""
 USERS = relation(100, "users", [("id", 23), ("name", 25), ("bio", 25)])
 
 
@@ -118,7 +120,9 @@ def random_change(relations: list[Relation], rng: random.Random, streamed: bool)
 def random_stream(
     rng: random.Random, streamed: bool = False
 ) -> tuple[list[Transaction], list[Relation], Encoded]:
-    relations = [random_relation(oid, rng) for oid in range(100, 100 + rng.choice((1, 2, 3, 4, 60)))]
+    first_oid = rng.choice(OIDS)
+    tables = range(first_oid, first_oid + rng.choice((1, 2, 3, 4, 60)))
+    relations = [random_relation(oid, rng) for oid in rng.sample(tables, len(tables))]
     first = list(relations)
     out: list[Transaction] = []
     lsn = rng.choice((5000, 0xFFFFFF00, 0x12_0000_0010))
@@ -252,7 +256,8 @@ def test_windows_too_large_for_32_bit_offsets_give_the_same_lines(seed: int) -> 
 def test_a_few_rows_of_each_of_many_tables_are_told_apart(seed: int) -> None:
     rng = random.Random(seed)
     models = [random_relation(0, rng) for _ in range(3)]
-    relations = [replace(rng.choice(models), oid=oid, name=f"t {oid}") for oid in range(200)]
+    oids = rng.sample(range(2**32), 200)
+    relations = [replace(rng.choice(models), oid=oid, name=f"t {oid}") for oid in oids]
     first = list(relations)
     stream = [
         Transaction(5000 + 16 * at, 700, TIME, [random_change(relations, rng, False) for _ in range(10)])

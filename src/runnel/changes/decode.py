@@ -37,6 +37,9 @@ _POSSIBLE = np.zeros(128, np.bool_)
 _POSSIBLE[[_INSERT, _UPDATE, _UPDATE_KEY, _UPDATE_FULL, _DELETE_KEY, _DELETE_FULL]] = True
 _OP = {0: Op.INSERT, 1: Op.UPDATE, 2: Op.DELETE}
 
+_MIDDLE = 1 << 31
+"""Taken off an oid, which is unsigned, so that it fits into the upper half of an int64 in its order."""
+
 
 def decode(reader: ChunkReader, after: Lsn, *, messages: bool = True) -> Iterator[Window]:
     """Every change of the chunk whose transaction committed at or behind `after`, in windows.
@@ -68,8 +71,9 @@ class _Versions:
         known += [(relation.oid, frame, relation) for frame, relation in header.changed]
         known.sort(key=lambda entry: entry[:2])  # stable: of two at frame 0 the changed one is last
         self.relations = [relation for _, _, relation in known]
-        self.keys: I64 = np.array([(oid << 32) + frame for oid, frame, _ in known], np.int64)
-        self.oids: I64 = self.keys >> 32
+        self.keys: I64 = np.array([((oid - _MIDDLE) << 32) + frame for oid, frame, _ in known], np.int64)
+        """Ordered by oid, then by the frame from which on the relation is in force."""
+        self.oids: I64 = np.array([oid for oid, _, _ in known], np.int64)
         # Wide tables first: the rows that still have a column k are then always the first ones.
         found = dict.fromkeys(relation.outline for relation in self.relations)
         self.outlines = sorted(found, key=lambda outline: -outline.columns)
@@ -84,7 +88,7 @@ class _Versions:
         if len(self.relations) == 1:
             version = np.zeros(len(oids), np.int64)
         else:
-            key = (oids << 32) + (at + frames.piece.first_frame)
+            key = ((oids - _MIDDLE) << 32) + (at + frames.piece.first_frame)
             version = np.maximum(np.searchsorted(self.keys, key, side="right") - 1, 0)
         wrong = self.oids[version] != oids
         if len(self.relations) == 1 and self.keys[0] & 0xFFFFFFFF:

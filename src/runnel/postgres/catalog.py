@@ -1,8 +1,9 @@
 """What the source's catalogue says: the server, its tables, and whether each may be published.
 
 What must hold: a table that is `usable` can be added to a publication without making Postgres refuse
-any INSERT, UPDATE or DELETE on it. One that is not says why, and which SQL mends it. A partitioned
-table stands for its leaves (they are published as their root) and is as usable as the worst of them.
+any INSERT, UPDATE or DELETE on it, and what is sent of an old row is true. One that is not says why, and
+which SQL mends it. A partitioned table stands for its leaves (they are published as their root): what is
+known of an old row is what its leaf wrote into the WAL, while the root's identity says how to read it.
 """
 
 from __future__ import annotations
@@ -44,11 +45,15 @@ class Table:
     """default, nothing, full or index."""
     key: tuple[str, ...]
     """The primary key's columns."""
+    identifying: tuple[str, ...]
+    """The columns by which its replica identity, default or index, tells a row; none if it cannot."""
     owned: bool
     """This role may add it to a publication."""
     owner: str
     parent: int | None
     """Of a partition."""
+    virtual: bool
+    """It has a virtual generated column, with which Postgres refuses updates under identity full."""
     sql: str
     """Its name as SQL."""
     unusable: str | None = None
@@ -70,8 +75,10 @@ SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence = 'u
         FROM unnest(pk.indkey::int2[]) WITH ORDINALITY k(attnum, n)
         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum AND k.n <= pk.indnkeyatts), '{}'),
     coalesce(pk.indimmediate AND pk.indisvalid, false),
-    coalesce((SELECT bool_or(ri.indisvalid) FROM pg_index ri
-        WHERE ri.indrelid = c.oid AND ri.indisreplident), false),
+    coalesce((SELECT array_agg(a.attname::text ORDER BY k.n)
+        FROM pg_index ri, unnest(ri.indkey::int2[]) WITH ORDINALITY k(attnum, n)
+        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
+        WHERE ri.indrelid = c.oid AND ri.indisreplident AND ri.indisvalid AND k.n <= ri.indnkeyatts), '{}'),
     pg_has_role(c.relowner, 'USAGE'), pg_get_userbyid(c.relowner),
     (SELECT i.inhparent::int8 FROM pg_inherits i WHERE c.relispartition AND i.inhrelid = c.oid LIMIT 1),
     (SELECT quote_ident(x.relname) FROM pg_index u JOIN pg_class x ON x.oid = u.indexrelid
@@ -126,12 +133,25 @@ def tables(connection: Connection) -> list[Table]:
     """Every table that is not a system's or Runnel's own, by name, partitions included."""
     found: dict[int, Table] = {}
     for row in connection.execute(_TABLES):
-        oid, schema, name, kind, unlogged, identity, key, key_good, index_good = row[:9]
+        oid, schema, name, kind, unlogged, identity, key, key_good, index = row[:9]
         owned, owner, parent, candidate, virtual, sql = row[9:]
+        identifying = {"d": key if key_good else (), "i": index}.get(identity, ())
         table = Table(
-            oid, schema, name, kind, unlogged, IDENTITIES[identity], tuple(key), owned, owner, parent, sql
+            oid,
+            schema,
+            name,
+            kind,
+            unlogged,
+            IDENTITIES[identity],
+            tuple(key),
+            tuple(identifying),
+            owned,
+            owner,
+            parent,
+            virtual,
+            sql,
         )
-        table.unusable, table.remedy = _identity_problem(table, key_good, index_good, candidate, virtual)
+        table.unusable, table.remedy = _identity_problem(table, key_good, candidate)
         found[oid] = table
     _link_partitions(found.values(), found)
     for table in found.values():
@@ -142,14 +162,12 @@ def tables(connection: Connection) -> list[Table]:
     return list(found.values())
 
 
-def _identity_problem(
-    table: Table, key_good: bool, index_good: bool, candidate: str | None, virtual: bool
-) -> tuple[str | None, str | None]:
+def _identity_problem(table: Table, key_good: bool, candidate: str | None) -> tuple[str | None, str | None]:
     using = f"ALTER TABLE {table.sql} REPLICA IDENTITY " + (
         f"USING INDEX {candidate}" if candidate else "FULL"
     )
     if table.identity == "full":
-        if virtual:
+        if table.virtual:
             return "replica identity full with a virtual generated column: Postgres refuses its updates", (
                 using if candidate else None
             )
@@ -158,7 +176,7 @@ def _identity_problem(
         back = f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT"
         return "replica identity is nothing: Postgres would refuse its updates", back if key_good else using
     if table.identity == "index":
-        return (None, None) if index_good else ("the index of its replica identity is gone", using)
+        return (None, None) if table.identifying else ("the index of its replica identity is gone", using)
     if key_good:
         return None, None
     if table.key:
@@ -180,21 +198,63 @@ def _link_partitions(tables: Iterable[Table], by_oid: dict[int, Table]) -> None:
 
 
 def _judge_by_leaves(table: Table) -> None:
-    # Postgres looks at the identity of the leaf a row is in, never at the root's; of the root's, only a
-    # primary key passes to the leaves to come
-    if not table.leaves:
-        if not table.key:
-            table.unusable = "partitioned, no primary key: Postgres would refuse updates in its partitions"
-            table.remedy = f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…)"
-        else:
-            table.unusable = table.remedy = None
-        return
-    bad = [leaf for leaf in table.leaves if leaf.unusable and leaf.kind == "r"]
+    # Postgres refuses updates by the identity of the leaf a row is in, and writes of the old row what that
+    # identity says; pgoutput describes both by the root's. The two must fit, else what is sent is not true:
+    # an ALTER TABLE … REPLICA IDENTITY of the root does not reach its leaves.
     table.unusable = table.remedy = None
-    if bad:
+    leaves = [leaf for leaf in table.leaves if leaf.kind == "r"]
+    bad = [leaf for leaf in leaves if leaf.unusable or not _covers(leaf, table)]
+    if table.identity != "full" and not table.identifying:
+        _judge_keyless(table, leaves)
+    elif not leaves and table.identity != "default":
+        # Of the root only a primary key passes to the leaves to come, which have identity default.
+        table.unusable = (
+            f"partitioned, replica identity is {table.identity}: partitions to come would not be"
+        )
+        table.remedy = f"ALTER TABLE {table.sql} " + (
+            "REPLICA IDENTITY DEFAULT" if table.key else "ADD PRIMARY KEY (…)"
+        )
+    elif bad:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        table.unusable = f"partition {bad[0].label}{more}: {bad[0].unusable}"
-        table.remedy = "; ".join(leaf.remedy for leaf in bad if leaf.remedy) or None
+        table.unusable = f"partition {bad[0].label}{more}: " + (
+            bad[0].unusable
+            or f"replica identity is {bad[0].identity}, the table's is {table.identity}: old rows would be"
+            " sent with NULLs that they do not have"
+        )
+        if table.identity == "full" and table.virtual:
+            change, identity = [table, *leaves], "DEFAULT" if table.key else None
+        else:
+            # The root's primary key is every leaf's. What a leaf calls its part of an index, nobody asked.
+            change, identity = bad, "DEFAULT" if table.identity == "default" else "FULL"
+        table.remedy = _alter_identity(change, identity) if identity else None
+
+
+def _judge_keyless(table: Table, leaves: list[Table]) -> None:
+    what = {
+        "nothing": "replica identity is nothing",
+        "index": "the index of its replica identity is gone",
+        "default": "its primary key is deferrable" if table.key else "no primary key",
+    }[table.identity]
+    table.unusable = (
+        f"partitioned, {what}: keys of updates and deletes in its partitions would not be sent"
+        " (it needs a primary key, or replica identity full on itself and on every partition)"
+    )
+    table.remedy = f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…)"
+    if leaves and not table.virtual:
+        table.remedy = _alter_identity(
+            [table, *(leaf for leaf in leaves if leaf.identity != "full")], "FULL"
+        )
+
+
+def _alter_identity(tables: Iterable[Table], identity: str) -> str:
+    return "; ".join(f"ALTER TABLE {table.sql} REPLICA IDENTITY {identity}" for table in tables)
+
+
+def _covers(leaf: Table, root: Table) -> bool:
+    """Whether the WAL of the leaf has of an old row all that is read from it by the root's identity."""
+    if leaf.identity == "full":
+        return True
+    return root.identity != "full" and set(root.identifying) <= set(leaf.identifying)
 
 
 def _judge_itself(table: Table) -> None:

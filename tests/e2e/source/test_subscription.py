@@ -90,6 +90,11 @@ ZOO = {
         "CREATE TABLE leaf_lacks_key (id int, v text) PARTITION BY RANGE (id)",
         "CREATE TABLE leaf_lacks_key_1 PARTITION OF leaf_lacks_key FOR VALUES FROM (0) TO (10)",
     ],
+    "leaf_is_not_full": [
+        "CREATE TABLE leaf_is_not_full (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE leaf_is_not_full_1 PARTITION OF leaf_is_not_full FOR VALUES FROM (0) TO (10)",
+        "ALTER TABLE leaf_is_not_full REPLICA IDENTITY FULL",
+    ],
     "two_levels": [
         "CREATE TABLE two_levels (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
         "CREATE TABLE two_levels_1 PARTITION OF two_levels FOR VALUES FROM (0) TO (10)"
@@ -98,6 +103,9 @@ ZOO = {
     ],
     "odd name": ['CREATE TABLE "odd "" name.%s{}" (id int PRIMARY KEY, v text)'],
 }
+
+MISTOLD = {"leaf_has_key", "leaf_is_not_full"}
+"""Postgres takes their updates, but what it would send of old rows is not true: see test_identities.py."""
 
 
 @pytest.mark.parametrize("kind", ZOO)
@@ -122,13 +130,16 @@ def test_a_table_is_enrolled_exactly_if_its_updates_go_on_working(
         options += ", publish_generated_columns = stored" if version >= 180_000 else ""
         user.execute(f"CREATE PUBLICATION probe FOR TABLE {table.sql} WITH ({options})".encode())
         user.execute(f"INSERT INTO {table.sql} (id, v) VALUES (1, 'a')".encode())
-        with pytest.raises(
-            (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidColumnReference)
-        ):
-            user.execute(f"UPDATE {table.sql} SET v = 'b'".encode())
+        if kind not in MISTOLD:
+            with pytest.raises(
+                (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidColumnReference)
+            ):
+                user.execute(f"UPDATE {table.sql} SET v = 'b'".encode())
         if table.remedy:
             user.execute(table.remedy.encode())
             user.execute(f"UPDATE {table.sql} SET v = 'b'".encode())
+            user.execute("DROP PUBLICATION probe")
+            assert make(url, state).membership.added == [table.label]
     else:
         assert published(user) == [table.name]
 
@@ -266,6 +277,30 @@ def test_a_literal_name_that_cannot_be_published_is_an_error_and_nothing_is_made
         make(url, state, "public.no_key", "public.gone")
     assert "ALTER TABLE public.no_key REPLICA IDENTITY FULL" in caught.value.hint
     assert leftovers(user) == []
+
+
+def test_a_root_whose_leaves_have_another_identity_is_told_the_sql_for_each_of_them(
+    url: str, state: State, connect: Connect
+) -> None:
+    user = connect()
+    for statement in ZOO["leaf_is_not_full"]:
+        user.execute(statement.encode())
+    user.execute("CREATE TABLE leaf_is_not_full_2 PARTITION OF leaf_is_not_full DEFAULT")
+    with pytest.raises(
+        RunnelError, match=r"public\.leaf_is_not_full_1 and 1 more: replica identity"
+    ) as caught:
+        make(url, state, "public.leaf_is_not_full")
+    for statement in caught.value.hint.split("; "):
+        user.execute(statement.encode())
+    assert make(url, state, "public.leaf_is_not_full").membership.added == ["public.leaf_is_not_full"]
+    user.execute(
+        "CREATE TABLE leaf_is_not_full_3 PARTITION OF leaf_is_not_full FOR VALUES FROM (20) TO (30)"
+    )
+    [problem] = make(url, state).membership.problems()
+    assert (problem.published, problem.remedy) == (
+        True,
+        "ALTER TABLE public.leaf_is_not_full_3 REPLICA IDENTITY FULL",
+    )
 
 
 def test_a_locked_table_waits_for_the_next_time_and_the_others_join(
