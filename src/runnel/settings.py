@@ -45,7 +45,8 @@ class SinkSettings(Settings):
     """Chooses the sink."""
 
     def place(self) -> str | None:
-        """Names what this pipeline writes to; equal names are refused. None: it may be shared."""
+        """Names what this pipeline writes to; the same name twice is refused, and so are paths and URLs of
+        which one is inside the other. None: it may be shared."""
         return None
 
 

@@ -35,6 +35,11 @@ def environment(place: Path) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": str(SOURCE),
         "TMPDIR": str(place),
+        # of a shell where Runnel is used: the demo's own server is meant all the same
+        "RUNNEL_SOURCE_URL": "postgresql://nobody@127.0.0.1:1/theirs",
+        "RUNNEL_LOG": "theirs",
+        "PGHOSTADDR": "127.0.0.1",
+        "PGPORT": "1",
         "TERM": "xterm",
         "COLUMNS": "120",
     }

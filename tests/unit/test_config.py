@@ -105,6 +105,23 @@ def test_a_variable_adds_to_a_log_that_is_a_plain_path(here: Path) -> None:
     assert (config.log.path, config.log.retain) == (str(here / "here"), 3600)
 
 
+@pytest.mark.parametrize("log", ["log: {path: here, retain: 1h}", "log: {retain: 1h}"])
+def test_the_variable_of_the_logs_path_leaves_its_other_settings(here: Path, log: str) -> None:
+    config = read(here, f"source: {{url: {URL}}}\n{log}", {"RUNNEL_LOG": "there"})
+    assert (config.log.path, config.log.retain) == (str(here / "there"), 3600)
+
+
+@pytest.mark.parametrize("log", ["log: here", ""])
+def test_the_variable_of_the_logs_path_replaces_a_plain_path(here: Path, log: str) -> None:
+    config = read(here, f"source: {{url: {URL}}}\n{log}", {"RUNNEL_LOG": "there"})
+    assert config.log.path == str(here / "there")
+
+
+def test_paths_beside_each_other_are_two_places(here: Path) -> None:
+    pipelines = "pipelines: {a: {sink: {type: files, path: out}}, b: {sink: {type: files, path: out-b}}}"
+    assert len(read(here, f"source: {{url: {URL}}}\n{pipelines}").pipelines) == 2
+
+
 def test_flags_alone_are_enough(here: Path) -> None:
     config = load(
         None,

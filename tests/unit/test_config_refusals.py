@@ -257,6 +257,24 @@ CASES = {
         ":6: pipelines.b.sink: writes to ",
         "a place of its own",
     ),
+    "a pipeline inside another one's directory": (
+        SOURCE + "pipelines:\n  a:\n    sink: {type: files, path: out}\n"
+        "  b:\n    sink: {type: files, path: ./x/../out/lake}",
+        ":6: pipelines.b.sink: writes to ",
+        "beside the others",
+    ),
+    "a pipeline around another one's directory": (
+        SOURCE + "pipelines:\n  a:\n    sink: {type: files, path: out/deep/lake}\n"
+        "  b:\n    sink: {type: files, path: out}",
+        ":6: pipelines.b.sink: writes to ",
+        "beside the others",
+    ),
+    "a pipeline under another one's URL": (
+        SOURCE + "pipelines:\n  a:\n    sink: {type: files, path: 's3://b/out?region=x'}\n"
+        "  b:\n    sink: {type: files, path: 'S3://b//out/./lake'}",
+        ":6: pipelines.b.sink: writes to S3://b//out/./lake, inside pipelines.a's s3://b/out",
+        "beside the others",
+    ),
     "two pipelines on standard output": (
         SOURCE + "pipelines:\n  a:\n    sink: {type: stdout}\n  b:\n    sink: {type: stdout}",
         ":6: pipelines.b.sink: writes to standard output, as pipelines.a does",
@@ -304,6 +322,21 @@ def test_refused_with_line_field_and_remedy(case: str, tmp_path: Path) -> None:
     assert remedy in error.hint
     assert "secret@" not in error.message + error.hint
     assert error.message.startswith(str(tmp_path / "runnel.yaml"))
+
+
+@pytest.mark.parametrize("path", ["link", "link/lake"])
+def test_a_link_to_another_pipelines_place_is_refused(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "link").symlink_to("out")
+    monkeypatch.chdir(tmp_path)
+    error = refused(
+        tmp_path,
+        SOURCE + "pipelines:\n  a:\n    sink: {type: files, path: out}\n"
+        f"  b:\n    sink: {{type: files, path: {path}}}",
+    )
+    assert ":6: pipelines.b.sink: writes to " in error.message
 
 
 def test_the_first_problem_of_the_file_comes_first_and_the_rest_is_counted(tmp_path: Path) -> None:

@@ -136,6 +136,16 @@ def test_an_earlier_half_written_commit_is_cut_off_at_the_next_start(tmp_path: P
     assert again.staged() == []
 
 
+def test_a_start_never_touches_files_of_another_output_in_a_folder_of_ours(tmp_path: Path) -> None:
+    Output(tmp_path).add(insert(1, "x"))
+    inner = Output(tmp_path / "lake")
+    inner.add(insert(2, "x"))
+    (tmp_path / "lake/000000000007.jsonl").write_text("numbered past the record of the outer one")
+    Output(tmp_path)
+    assert (tmp_path / "lake/000000000007.jsonl").exists()
+    assert inner.rows("000000000001.jsonl")[0]["key"]["id"] == 2
+
+
 def test_a_directory_with_files_but_without_a_record_is_refused(tmp_path: Path) -> None:
     (tmp_path / "000000000001.jsonl").write_text("{}\n")
     with pytest.raises(Refused, match=r"000000000001\.jsonl") as caught:

@@ -115,3 +115,14 @@ def test_a_store_that_cannot_copy_holds_a_record_and_what_is_published_too(
     place.replace("_runnel/stage/piece", b"some lines\n")
     place.publish("_runnel/stage/piece", "00000001.jsonl")
     assert place.read("00000001.jsonl") == b"some lines\n"
+
+
+def test_what_belongs_to_another_output_is_not_among_the_names(place: RemotePlace, tmp_path: Path) -> None:
+    (tmp_path / "lake/_runnel").mkdir(parents=True)
+    (tmp_path / "public.orders").mkdir()
+    for name in ("000000000001.jsonl", "lake/_runnel/position.json", "lake/000000000002.jsonl"):
+        place.replace(name, b"{}")
+    place.replace("public.orders/000000000003.jsonl", b"{}")
+    (tmp_path / "deep/down").mkdir(parents=True)
+    place.replace("deep/down/000000000004.jsonl", b"{}")
+    assert sorted(place.data_names()) == ["000000000001.jsonl", "public.orders/000000000003.jsonl"]

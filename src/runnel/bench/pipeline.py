@@ -1,8 +1,7 @@
 """Runnel as the benchmark drives it: a subscription of its own, driven by its own commands.
 
 What comes in: sink settings, backlogs that were written to the source. What goes out: how long their
-delivery took, and the CPU of each role. No RUNNEL_* of the caller's environment reaches it: a source URL
-there would stand for the source that is measured.
+delivery took, and the CPU of each role.
 """
 
 from __future__ import annotations
@@ -85,10 +84,6 @@ class Walsender:
                 self._stop.wait(0.02)
 
 
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("RUNNEL_", "PG"))}
-
-
 @contextmanager
 def _giving_up(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """What stands still is ended: whoever reads what it says then comes to an end, too."""
@@ -142,7 +137,6 @@ class Pipeline:
     def call(self, *words: str) -> None:
         done = subprocess.run(
             self.command(*words), capture_output=True, text=True, check=False, cwd=self.home,
-            env=_environment(),
         )  # fmt: skip
         if done.returncode:
             raise RunnelError(f"`runnel {' '.join(words)}` failed: {done.stderr.strip()}", hint="see above")
@@ -184,7 +178,7 @@ class Pipeline:
         with open(self.home / f"{words[0]}.log", "ab") as log, open(self.home / "stdout", "ab") as output:
             process = subprocess.Popen(
                 self.command(*words), stdout=output, stderr=log, cwd=self.home, close_fds=False,
-                env=_environment() | {"RUNNEL_EVENTS_FD": str(write)},
+                env=os.environ | {"RUNNEL_EVENTS_FD": str(write)},
             )  # fmt: skip
         os.close(write)
         events = os.fdopen(read, "r", encoding="utf-8")

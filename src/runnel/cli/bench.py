@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,9 @@ def bench(
     from rich.console import Console
 
     from ..bench.report import run
+    from ..demo.apart import forget_databases
 
+    forget_databases(os.environ)
     parts = tuple(only or PARTS)
     for part in parts:
         if part not in PARTS:

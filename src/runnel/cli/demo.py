@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -22,8 +23,10 @@ def demo(
 ) -> int:
     """Start an embedded PostgreSQL 18 with a small shop that is never still, stream it into JSON lines and
     show what happens. Needs no configuration and leaves nothing behind."""
+    from ..demo.apart import forget_databases
     from ..demo.demo import Demo
 
+    forget_databases(os.environ)
     terminal = sys.stdout.isatty()
     if seconds is None and not terminal:
         seconds = WITHOUT_TERMINAL

@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from ..errors import UsageError
 from ..settings import REVEAL, Settings
-from .document import Document, dotted, read_document
+from .document import Document, read_document
 from .models import Config, Log, Source, State
+from .places import refuse_shared_places
 from .problems import usage_error
 
 DEFAULT_FILE = Path("runnel.yaml")
@@ -57,7 +58,7 @@ def load(
         config = Config.model_validate(document.values)
     except ValidationError as error:
         raise usage_error(error, document) from None
-    _refuse_shared_places(config, document)
+    refuse_shared_places(config, document)
     return config
 
 
@@ -84,8 +85,12 @@ def _is_effective(path: Path) -> bool:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[tuple[str, ...], str]:
-    """`RUNNEL_SOURCE_URL` overrides source.url; `RUNNEL_LOG` and `RUNNEL_SPARK_MASTER` too."""
-    known: dict[str, tuple[str, ...]] = {"RUNNEL_LOG": ("log",), "RUNNEL_SPARK_MASTER": ("spark", "master")}
+    """`RUNNEL_SOURCE_URL` overrides source.url; `RUNNEL_LOG` (the log's path, its other settings stay) and
+    `RUNNEL_SPARK_MASTER` too."""
+    known: dict[str, tuple[str, ...]] = {
+        "RUNNEL_LOG": ("log", "path"),
+        "RUNNEL_SPARK_MASTER": ("spark", "master"),
+    }
     for section, model in _SECTIONS.items():
         for field in model.model_fields:
             known[f"RUNNEL_{section}_{field}".upper()] = (section, field)
@@ -101,36 +106,4 @@ def _variables(environ: Mapping[str, str]) -> dict[tuple[str, ...], str]:
                 f"the environment variable {name} sets nothing",
                 hint="did you mean " + f"RUNNEL_{section}_{near[0]}?".upper(),
             )
-    # RUNNEL_LOG first, so that RUNNEL_LOG_MAX_BYTES adds to it.
     return {place: name for name, place in known.items() if name in environ}
-
-
-def _refuse_shared_places(config: Config, document: Document) -> None:
-    seen: dict[str, str] = {}
-    for name, pipeline in config.pipelines.items():
-        place = pipeline.sink.place()
-        if place is None:
-            continue
-        here = dotted(("pipelines", name, "sink"))
-        origin = document.origin(("pipelines", name, "sink"))
-        if place in seen:
-            raise UsageError(
-                f"{origin}: {here}: writes to {_bare(place)}, as pipelines.{seen[place]} does",
-                hint="give each pipeline a place of its own",
-            )
-        seen[place] = name
-        if _inside(place, config.log.path) or _inside(config.log.path, place):
-            raise UsageError(
-                f"{origin}: {here}: {_bare(place)} is where the change log is ({_bare(config.log.path)})",
-                hint="write somewhere else, or set log.path",
-            )
-
-
-def _bare(place: str) -> str:
-    """Without the options of a URL: they say how to get there, not where it is."""
-    return place.partition("?")[0].rstrip("/") if "://" in place else place
-
-
-def _inside(inner: str, outer: str) -> bool:
-    inner, outer = _bare(inner), _bare(outer)
-    return inner == outer or inner.startswith(outer.rstrip("/") + "/")

@@ -27,13 +27,15 @@ class Shown:
     error: str = ""
     hint: str = ""
     lsn: str = ""
+    log_lsn: str = ""
+    """Of capture: where its log ends."""
     changes: int = 0
     rate: float = 0.0
     lag_bytes: int = 0
     lag_seconds: float = 0.0
 
     def take(self, event: dict[str, Any]) -> None:
-        for name in ("lsn", "changes", "rate", "lag_bytes", "lag_seconds"):
+        for name in ("lsn", "log_lsn", "changes", "rate", "lag_bytes", "lag_seconds"):
             if event.get(name) is not None:
                 setattr(self, name, event[name])
         if event["event"] == "state":

@@ -26,14 +26,12 @@ from .child import REFUSED, Child, Event, Said
 from .display import Display, Shown, make_display
 from .handover import hand_over
 from .once import mark_now, refuse_paused
+from .patience import ONCE_PATIENCE, Patience
 
 LOOK = 0.1
-ONCE_PATIENCE = 60.0
 STOP_PIPELINES = 120.0
 """Seconds a running batch may take to finish."""
 STOP_CAPTURE = 30.0
-_TROUBLE = {"retrying", "reconnecting", "failed", "paused"}
-"""Capture is paused while a pipeline, perhaps one that does not run, keeps the log full."""
 
 CAPTURE, PIPELINES = "capture", "pipelines"
 
@@ -54,8 +52,7 @@ class Supervisor:
         self._shown = {name: Shown() for name in (CAPTURE, *self._pipelines)}
         self._display: Display = make_display(self._shown, plain=plain)
         self._asked = 0
-        self._trouble_since: float | None = None
-        self._moved: tuple[str, ...] = ()
+        self._patience = Patience()
 
     def run(self, prepare: Callable[[], None]) -> int:
         """`prepare` makes what is missing at the source (the implied `init`)."""
@@ -104,8 +101,9 @@ class Supervisor:
                     self._ended(child, code)
                 elif child.process is None and time.monotonic() >= child.restart_at:
                     child.start()
-            if self._once:
-                self._check_patience()
+            enough = self._patience.look(self._shown, time.monotonic()) if self._once else None
+            if enough is not None:
+                raise enough
 
     def _ended(self, child: Child, code: int) -> None:
         """It shall come back."""
@@ -191,25 +189,7 @@ class Supervisor:
             shown.take(said.value)
             self._display.event(who, said.value, shown)
 
-    # --once is patient for a minute
-
-    def _check_patience(self) -> None:
-        """Trouble that lasts a minute without anything moving ends `--once`."""
-        moved = tuple(shown.lsn for shown in self._shown.values())
-        troubled = [name for name, shown in self._shown.items() if shown.state in _TROUBLE]
-        if not troubled or moved != self._moved:
-            self._trouble_since = None
-        self._moved = moved
-        if not troubled:
-            return
-        self._trouble_since = self._trouble_since or time.monotonic()
-        if time.monotonic() - self._trouble_since > ONCE_PATIENCE:
-            shown = self._shown[troubled[0]]
-            who = "capture" if troubled[0] == CAPTURE else f"pipeline {troubled[0]}"
-            raise RunnelError(
-                f"{who}: {shown.error or shown.state}",
-                hint=shown.hint or "`runnel status` shows who holds what",
-            )
+    # steps at the source
 
     def _patiently(self, step: Callable[[], None]) -> None:
         """A step at the source: `run` waits for it as long as it takes, `--once` a minute."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -122,8 +124,42 @@ def test_destroy_leaves_the_log_of_another_subscription(cli: RunnelCli) -> None:
     path = cli.directory / ".runnel" / "log"
     LogMaker(path).append(1)
     before = sorted(file.name for file in path.iterdir())
+    assert f"log {path} is left as it is" in cli.run("destroy").stdout
+    assert sorted(file.name for file in path.iterdir()) == before
     cli.run("destroy")
     assert sorted(file.name for file in path.iterdir()) == before
+
+
+def test_a_repeated_destroy_leaves_the_log_of_another_source_of_the_same_name(
+    cli: RunnelCli, state: State
+) -> None:
+    cli.run("init")
+    own = state.known().lineage
+    cli.run("destroy")
+    path = cli.directory / ".runnel" / "log"
+    LogMaker(path, lineage=replace(own, system_id="42", slot="shop_0a1b2c3d")).append(1)
+    before = sorted(file.name for file in path.iterdir())
+    left = "left as it is: it is of slot shop_0a1b2c3d on system 42"
+    assert left in cli.run("destroy").stdout
+    assert sorted(file.name for file in path.iterdir()) == before
+
+
+def test_a_repeated_destroy_leaves_a_log_whose_slot_lives_and_removes_one_whose_slot_is_gone(
+    cli: RunnelCli, state: State, connect: Connect
+) -> None:
+    cli.run("init")
+    own = state.known().lineage
+    cli.run("destroy")
+    path = cli.directory / ".runnel" / "log"
+    # as another database of the server would have it
+    other = f"shop_{uuid4().hex[:8]}"
+    connect().execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [other])
+    LogMaker(path, lineage=replace(own, slot=other)).append(1)
+    before = sorted(file.name for file in path.iterdir())
+    assert "which still exists" in cli.run("destroy").stdout
+    assert sorted(file.name for file in path.iterdir()) == before
+    connect().execute("SELECT pg_drop_replication_slot(%s)", [other])
+    assert f"log {path} removed" in cli.run("destroy").stdout
 
 
 def test_status_has_exactly_the_members_of_the_contract(cli: RunnelCli, connect: Connect) -> None:

@@ -11,9 +11,10 @@ from functools import lru_cache
 
 import xxhash
 
-RECORD = "_runnel/position.json"
-LOCK = "_runnel/lock"
-STAGE = "_runnel/stage"
+OWN = "_runnel"
+RECORD = f"{OWN}/position.json"
+LOCK = f"{OWN}/lock"
+STAGE = f"{OWN}/stage"
 
 MESSAGES = "messages"
 """Folder of logical messages under `layout: table`: a table's folder always has a dot."""

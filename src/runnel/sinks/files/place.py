@@ -18,7 +18,7 @@ from typing import IO, Any, Protocol
 from ...errors import Transient
 from ..transfer import write_all
 from ..trouble import told
-from .names import LOCK, STAGE, number_of
+from .names import LOCK, OWN, STAGE, number_of
 
 _PATIENCE = 60.0
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -45,7 +45,10 @@ class Place(Protocol):
 
     def replace(self, name: str, data: bytes) -> None: ...
 
-    def data_names(self) -> list[str]: ...
+    def data_names(self) -> list[str]:
+        """What this output has or may have written. A folder with a record of its own is another output:
+        nothing in it is ours."""
+        ...
 
     def size(self, name: str) -> int | None: ...
 
@@ -129,6 +132,8 @@ class LocalPlace:
         folders = [""]
         while folders:
             folder = folders.pop()
+            if folder and os.path.lexists(self.path(f"{folder}/{OWN}")):
+                continue
             with os.scandir(self.path(folder)) as entries:
                 for entry in entries:
                     if entry.name.startswith(("_", ".")):

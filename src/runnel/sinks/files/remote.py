@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from ...errors import UsageError
 from ...redaction import redact
-from .names import STAGE, number_of
+from .names import OWN, STAGE, number_of
 from .place import StageFile
 
 _STEP = 4 << 20
@@ -76,10 +76,15 @@ class RemotePlace:
             raise _torn()
 
     def data_names(self) -> list[str]:
+        names = self._names("")
+        others = {name.partition(f"/{OWN}/")[0] for name in names if f"/{OWN}/" in name}
         return [
             name
-            for name in self._names("")
-            if number_of(name) is not None and not name.startswith(("_", "."))
+            for name in names
+            if number_of(name) is not None
+            and not name.startswith(("_", "."))
+            and name.count("/") <= 1
+            and name.rpartition("/")[0] not in others
         ]
 
     def _names(self, under: str) -> list[str]:
