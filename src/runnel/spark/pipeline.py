@@ -312,7 +312,9 @@ class Pipeline:
             with self._lock:
                 if life != self._life or self._sink is None:
                     raise Transient(f"a batch of an earlier query of {self.name!r} came too late")
-                self._commit(BatchReport.collect(row[0] for row in frame.collect()))
+                report = BatchReport.collect(row[0] for row in frame.collect())
+                if report.reports:  # else nothing was new: the first batch of a query runs all the same
+                    self._commit(report)
         except BaseException as error:
             if life == self._life:
                 self._failure = error
