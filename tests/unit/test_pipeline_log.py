@@ -37,7 +37,11 @@ def test_planner_and_tasks_open_the_log_with_the_options_of_its_url(
 def test_a_batch_in_which_nothing_is_new_commits_nothing_and_is_no_trouble(tmp_path: Path) -> None:
     files = {"type": "files", "path": str(tmp_path / "out")}
     config = Config.model_validate(
-        {"source": {"url": "postgresql://h/d"}, "log": str(tmp_path / "log"), "pipelines": {"p": {"sink": files}}}
+        {
+            "source": {"url": "postgresql://h/d"},
+            "log": str(tmp_path / "log"),
+            "pipelines": {"p": {"sink": files}},
+        }
     )
     some: Any = module.Pipeline("p", config, tmp_path / "scratch", lambda: pytest.fail("no Spark here"))
     some._state = some._sink = object()  # whoever is asked for anything fails
