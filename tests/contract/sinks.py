@@ -183,7 +183,7 @@ class Pipeline:
 def _of_task(transactions: Sequence[Transaction], task: int) -> Iterator[Transaction]:
     """A key is always the same task's: here by the table, so seq keeps its place in the transaction."""
     for t in transactions:
-        for seq, change in enumerate(t.changes):
+        for seq, change in enumerate(t.changes, t.first_seq):
             assert change.relation is not None
             if len(change.relation.name) % 2 == task:
                 yield Transaction(t.lsn, (change,), first_seq=seq)

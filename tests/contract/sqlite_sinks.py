@@ -31,8 +31,22 @@ def connect(path: str) -> sqlite3.Connection:
     return database
 
 
-def texts(window: Window) -> list[str]:
-    return bytes(lines(window).data).decode().splitlines()
+LONGEST = 2000
+"""Of a change's JSON that they take."""
+
+
+def texts(window: Window) -> tuple[list[str], list[Reject]]:
+    """What is taken, and what is not."""
+    taken, rejects = [], []
+    for text in bytes(lines(window).data).decode().splitlines():
+        if len(text) <= LONGEST:
+            taken.append(text)
+            continue
+        change = json.loads(text)
+        key = json.dumps(change["key"], separators=(",", ":")) if "key" in change else None
+        table = f"{change['schema']}.{change['table']}"
+        rejects.append(Reject(Lsn.parse(change["lsn"]), change["seq"], table, key, text, "too long"))
+    return taken, rejects
 
 
 def _record(database: sqlite3.Connection) -> Position | None:
@@ -45,7 +59,9 @@ def _store(database: sqlite3.Connection, position: Position) -> None:
 
 
 class SingleSink:
-    capabilities = Capabilities(Plan.SINGLE, holds_position=True, guarantee="exactly once")
+    capabilities = Capabilities(
+        Plan.SINGLE, holds_position=True, guarantee="exactly once", max_record_bytes=LONGEST
+    )
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -123,11 +139,12 @@ class SingleWriter:
             raise
 
     def write(self, window: Window) -> Sequence[Reject]:
+        taken, rejects = texts(window)
         if not self._skip:
             self._database.executemany(
-                "INSERT INTO changes (task, line) VALUES (0, ?)", [(text,) for text in texts(window)]
+                "INSERT INTO changes (task, line) VALUES (0, ?)", [(text,) for text in taken]
             )
-        return ()
+        return rejects
 
     def finish(self) -> Mapping[str, Any]:
         failpoint("sink.staged")
@@ -149,7 +166,10 @@ class SingleWriter:
 
 class KeyedSink:
     capabilities = Capabilities(
-        Plan.KEYED, holds_position=False, guarantee="at least once, in order for each key"
+        Plan.KEYED,
+        holds_position=False,
+        guarantee="at least once, in order for each key",
+        max_record_bytes=LONGEST,
     )
 
     def __init__(self, path: str) -> None:
@@ -197,11 +217,12 @@ class KeyedWriter:
         self._attempt = attempt
 
     def write(self, window: Window) -> Sequence[Reject]:
-        for text in texts(window):  # each one shows at once
+        taken, rejects = texts(window)
+        for text in taken:  # each one shows at once
             self._database.execute(
                 "INSERT INTO changes (task, line) VALUES (?, ?)", (self._attempt.index, text)
             )
-        return ()
+        return rejects
 
     def finish(self) -> Mapping[str, Any]:
         failpoint("sink.staged")

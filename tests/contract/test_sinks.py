@@ -16,6 +16,7 @@ from contract.sinks import (
     LINEAGE,
     ORIGIN,
     TARGETS,
+    FilesTarget,
     Name,
     Pipeline,
     Target,
@@ -158,6 +159,40 @@ def test_an_aborted_attempt_leaves_nothing(target: Target, tmp_path: Path) -> No
     pipeline.flush()
     pipeline.close()
     check(target, True, pipeline.sink.capabilities.plan, names(HISTORY[:4]))
+
+
+def test_a_batch_with_a_reject_leaves_nothing_and_all_but_it_comes_when_it_runs_again(
+    kind: str, tmp_path: Path
+) -> None:
+    longest = 2000
+    target = TARGETS[kind](tmp_path)
+    if isinstance(target, FilesTarget) and target.settings.get("format", "jsonl") == "jsonl":
+        target.settings |= {"max_record_bytes": longest}
+    pipeline = Pipeline(target, tmp_path)
+    if pipeline.sink.capabilities.max_record_bytes is None:
+        pytest.skip("it takes everything")
+    long = Transaction(HISTORY[2].end, (insert(7, "x" * longest), insert(8, "short")))
+    attempt = Attempt(ORIGIN, Lsn(long.end), 0, "rejected")
+    writer = target.writer(pipeline.sink.task(), attempt)
+    rejects = [reject for some in [*HISTORY[:3], long] for reject in writer.write(window(some))]
+    writer.abort()
+    assert [(reject.lsn, reject.seq) for reject in rejects] == [(long.lsn, 0)]
+    assert rejects[0].change
+    if pipeline.sink.capabilities.plan is not Plan.KEYED:
+        assert _seen(target) == []
+    short = Transaction(long.lsn, long.changes[1:], first_seq=1)
+    pipeline.run([*HISTORY[:3], short])
+    pipeline.flush()
+    pipeline.close()
+    exactly = pipeline.sink.capabilities.plan is not Plan.KEYED
+    assert sorted(once(target.seen(), exactly)) == names([*HISTORY[:3], short])
+
+
+def _seen(target: Target) -> list[Name]:
+    try:
+        return target.seen()
+    except FileNotFoundError:
+        return []
 
 
 def _fail_at(monkeypatch: pytest.MonkeyPatch, point: str) -> None:

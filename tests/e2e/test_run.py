@@ -49,6 +49,24 @@ def test_once_delivers_everything_up_to_now_and_a_second_time_only_what_is_new(
     assert not list((runnel_cli.directory / "log" / "_spark").iterdir())
 
 
+def test_a_pipeline_that_starts_while_nothing_is_new_is_never_in_trouble(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    runnel_cli.config(shop.config())
+    runnel_cli.run("init")
+    shop.work()
+    runnel_cli.run("run", "--once")
+    idle = runnel_cli.start("pipeline", "events")  # alone: the log does not move
+    scratch = runnel_cli.directory / "log" / "_spark"
+    first = "*/pipelines/events/checkpoint-*/commits/0"
+    await_condition(lambda: any(scratch.glob(first)), 120, what="the first batch, an empty one")
+    idle.terminate()
+    _, told = idle.communicate(timeout=60)
+    assert idle.returncode == 0
+    assert "retrying" not in told
+    assert "Error" not in told
+
+
 def test_a_pause_holds_a_pipeline_and_a_signal_ends_the_run_with_its_batch_finished(
     shop: Shop, runnel_cli: RunnelCli
 ) -> None:

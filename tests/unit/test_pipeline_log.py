@@ -1,8 +1,9 @@
-"""Where the tasks of a pipeline look for the change log, without Spark or a server."""
+"""A pipeline's query and its change log, without Spark or a server."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,3 +32,19 @@ def test_planner_and_tasks_open_the_log_with_the_options_of_its_url(
     sink = SINKS["files"].sink(config.pipelines["p"].sink, SinkContext("p", ""))
     some._start_query(Position(LINEAGE, 1, Lsn(0)), sink, [])
     assert [spec.log for spec in specs] == [url]
+
+
+def test_a_batch_in_which_nothing_is_new_commits_nothing_and_is_no_trouble(tmp_path: Path) -> None:
+    files = {"type": "files", "path": str(tmp_path / "out")}
+    config = Config.model_validate(
+        {
+            "source": {"url": "postgresql://h/d"},
+            "log": str(tmp_path / "log"),
+            "pipelines": {"p": {"sink": files}},
+        }
+    )
+    some: Any = module.Pipeline("p", config, tmp_path / "scratch", lambda: pytest.fail("no Spark here"))
+    some._state = some._sink = object()  # whoever is asked for anything fails
+    some._deliver(some._life, SimpleNamespace(collect=list))
+    assert some._failure is None
+    assert not some._wake.is_set()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runnel.errors import Kind
 from runnel.postgres.lsn import Lsn
-from runnel.sinks.api import Reject
+from runnel.sinks.api import Plan, Reject
 from runnel.spark.receipts import BatchReport, TaskError, TaskReport
 from runnel.spark.work import WorkSpec
 
@@ -54,4 +56,5 @@ def test_an_error_that_no_retry_mends_is_told_before_one_that_may_heal() -> None
 
 def test_a_spec_survives_its_way_through_an_option() -> None:
     spec = WorkSpec("p", "/log", "files", {"path": "/out"}, False, (("a.b", None), ("a.c", "{}")), 4)
+    spec = replace(spec, plan=Plan.SINGLE, stored=(("0/10", 3, None), ("0/20", 0, '{"id":1}')))
     assert WorkSpec.from_json(spec.to_json()) == spec

@@ -22,6 +22,9 @@ from ..postgres.lsn import Lsn
 Key = tuple[str, str | None]
 """(table, key as JSON text); without a key: all of the table."""
 
+Passed = tuple[Lsn, int, str | None]
+"""(lsn, seq, old key) of a stored letter."""
+
 
 class Rejected(Protocol):
     """A change that the sink can never take (`sinks.api.Reject` is one)."""
@@ -159,6 +162,16 @@ def find(
         {"subscription": subscription, "pipeline": pipeline, "table": table, "key": key, "limit": limit},
     )
     return [Letter(p, Lsn.parse(lsn), *rest) for p, lsn, *rest in rows]
+
+
+def behind(connection: Connection[TupleRow], subscription: str, pipeline: str, lsn: Lsn) -> list[Passed]:
+    """Letters of changes that a pipeline at `lsn` has not passed yet."""
+    rows = connection.execute(
+        "SELECT lsn::text, seq, old_key FROM runnel.dead_letters l"
+        " WHERE subscription = %s AND pipeline = %s AND l.lsn >= %s ORDER BY l.lsn, seq",
+        [subscription, pipeline, str(lsn)],
+    )
+    return [(Lsn.parse(at), seq, old_key) for at, seq, old_key in rows]
 
 
 def counts(

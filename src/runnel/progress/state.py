@@ -28,7 +28,7 @@ from ..postgres import connect as postgres
 from ..postgres.connect import Connection, connect
 from ..postgres.lsn import Lsn
 from . import letters, owners, pipelines, schema, subscriptions
-from .letters import Key, Letter, Rejected
+from .letters import Key, Letter, Passed, Rejected
 from .owners import AlreadyRunning, Owner
 from .position import Position
 from .records import PipelineRow, Subscription
@@ -339,6 +339,10 @@ class State:
     def explain_letters(self, pipeline: str, rejects: Iterable[Rejected]) -> None:
         with self._lock:
             letters.explain(self.connection, self.name, pipeline, rejects)
+
+    def letters_behind(self, pipeline: str, lsn: Lsn) -> list[Passed]:
+        with self._lock:
+            return letters.behind(self.connection, self.name, pipeline, lsn)
 
     def parked(self, pipeline: str) -> list[Key]:
         with self._lock:

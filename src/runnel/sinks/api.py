@@ -13,6 +13,11 @@ What must hold, for every sink (tests/contract/sinks.py proves it):
 - accepted is not durable: `commit` returns the LSN up to which the target has it for good, which
   may lie before the batch's end (a Parquet file still open), never after it;
 - a second owner (higher epoch) takes over; the first one's next commit raises `Refused`;
+- nothing is passed without a record. A task whose writer rejected anything never calls `finish`, under
+  no plan: it aborts, the driver stops or stores the letters, and the batch runs again without them.
+  Under `single`, where `finish` commits, it is not called either while a change that is left out (its
+  key is parked) is not yet stored as a letter: the task aborts and hands the letters to the driver, which
+  stores them and runs the batch again; their names then stand in what the task is told, and it finishes;
 - dead letters that are delivered again come beside the stream: the position stays, and a target that
   holds it names them in the same commit, so that a repetition knows what is there already.
 """
@@ -114,11 +119,13 @@ class Writer(Protocol):
         ...
 
     def finish(self) -> Mapping[str, Any]:
-        """Everything written is durable where it is staged (or applied): the receipt's payload."""
+        """Everything written is durable where it is staged (or applied, under `single` with the position):
+        the receipt's payload. Called only if nothing was rejected, and all that was left out is stored."""
         ...
 
     def abort(self) -> None:
-        """Clean up after a failed attempt, as far as possible. May not raise."""
+        """Clean up after a failed attempt, or one with rejects, as far as possible; under `staged` and
+        `single` nothing of it is ever seen. May not raise."""
         ...
 
 

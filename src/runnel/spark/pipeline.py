@@ -6,7 +6,8 @@ batches in the sink, the position in the state, events for the supervisor.
 What must hold:
 - every start of a query begins at the authority's position with a fresh checkpoint directory;
 - the order of a batch is: letters stored, sink committed, position stored. What dies in between is
-  repeated, and the sink's compare-and-set on the batch's start makes the repetition harmless;
+  repeated, and the sink's compare-and-set on the batch's start makes the repetition harmless. Where the
+  task commits (`single`), it finishes nothing until the letters are stored: the batch runs again;
 - what may heal is retried with back-off under the state `retrying`; what cannot makes this pipeline
   `failed` and leaves the others alone;
 - a stop lets the running batch finish: `q.stop()` would interrupt it.
@@ -18,7 +19,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -32,7 +33,7 @@ from ..events import emit, heard
 from ..failpoints import failpoint
 from ..log import open_log
 from ..postgres.lsn import Lsn
-from ..progress.letters import Key
+from ..progress.letters import Key, Passed
 from ..progress.owners import AlreadyRunning
 from ..progress.position import Position
 from ..progress.state import State
@@ -43,7 +44,7 @@ from . import session as spark_session
 from .control import Control
 from .parked import covering, covers
 from .progress import Progress
-from .query import start
+from .query import options, start, tasks
 from .receipts import BatchReport
 from .trouble import as_error, query_error, undeliverable
 from .work import WorkSpec
@@ -57,8 +58,6 @@ logger = logging.getLogger("runnel.pipeline")
 LOOK = 0.25
 """Seconds between two looks at the query, the bound and a wish to stop."""
 TICK = 1.0
-PARKED_MAX_BYTES = 16 << 20
-"""Changes of parked keys travel through the driver: smaller batches bound its memory."""
 ONCE_PATIENCE = 60.0
 """`--once` retries this long without progress."""
 LOST_OWNER_PATIENCE = 90.0
@@ -161,7 +160,9 @@ class Pipeline:
         self._check_log(position)
         if self._reached() or self._stop.is_set():
             return self._finish()
-        query = self._start_query(position, sink, state.parked(self.name))
+        single = sink.capabilities.plan is Plan.SINGLE
+        stored = state.letters_behind(self.name, position.lsn) if single else []
+        query = self._start_query(position, sink, state.parked(self.name), stored)
         try:
             self._watch(query)
             self._quiesce(query)
@@ -261,11 +262,12 @@ class Pipeline:
 
     # the query
 
-    def _start_query(self, position: Position, sink: Sink, parked: list[Key]) -> StreamingQuery:
+    def _start_query(
+        self, position: Position, sink: Sink, parked: list[Key], stored: Sequence[Passed] = ()
+    ) -> StreamingQuery:
         spark = self._spark()
         self._parked = covering(parked)
-        master = self._config.spark.master
-        settings = self._config.spark.settings
+        plan = sink.capabilities.plan
         spec = WorkSpec(
             pipeline=self.name,
             log=self._config.log.path,
@@ -273,28 +275,23 @@ class Pipeline:
             task=sink.task(),
             messages=self._config.source.messages,
             parked=tuple(parked),
-            attempts=spark_session.attempts(master, settings),
+            attempts=spark_session.attempts(self._config.spark.master, self._config.spark.settings),
+            plan=plan,
+            stored=tuple((str(lsn), seq, old_key) for lsn, seq, old_key in stored),
         )
-        # One core is capture's. A parked key may move to another in one chunk and change in the next.
-        tasks = self._settings.tasks or max(1, spark_session.cores(master) - 1)
-        if sink.capabilities.plan is not Plan.STAGED or parked:
-            tasks = 1
-        max_bytes = self._settings.batch.max_bytes
-        options = {
-            "start": str(position.lsn),
-            "tasks": str(tasks),
-            "max_bytes": str(min(max_bytes, PARKED_MAX_BYTES) if parked else max_bytes),
-            "linger": str(self._settings.batch.linger),
-            "control": str(self._control.directory),
-        }
-        if self._until is not None:
-            options["until"] = str(self._until)
         checkpoint = self._fresh_checkpoint()
         life = self._life
         return start(
             spark,
             spec,
-            options,
+            options(
+                self._settings.batch,
+                position.lsn,
+                tasks=tasks(spark, self._config.spark, self._settings.tasks, plan, parked=bool(parked)),
+                parked=bool(parked),
+                control=self._control.directory,
+                until=self._until,
+            ),
             checkpoint,
             f"{self.name}-{life}",
             lambda frame: self._deliver(life, frame),
@@ -312,7 +309,9 @@ class Pipeline:
             with self._lock:
                 if life != self._life or self._sink is None:
                     raise Transient(f"a batch of an earlier query of {self.name!r} came too late")
-                self._commit(BatchReport.collect(row[0] for row in frame.collect()))
+                report = BatchReport.collect(row[0] for row in frame.collect())
+                if report.reports:  # else nothing was new: the first batch of a query runs all the same
+                    self._commit(report)
         except BaseException as error:
             if life == self._life:
                 self._failure = error
@@ -331,6 +330,8 @@ class Pipeline:
             self._park(state, report.rejects)
         if report.letters:
             state.store_letters(self.name, report.letters, self._settings.max_dead_letters)
+        if report.withheld:
+            raise Rerun  # whose tasks know that they are stored
         batch = Batch(report.start, report.end, report.first_time, report.last_time)
         durable = sink.commit(batch, [task.receipt() for task in report.reports])
         failpoint("pipeline.delivered")

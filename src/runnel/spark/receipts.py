@@ -45,6 +45,8 @@ class TaskReport:
     rejects: list[Reject] = field(default_factory=list)
     letters: list[Reject] = field(default_factory=list)
     """Changes of parked keys: to be stored before the batch is committed."""
+    withheld: bool = False
+    """It finished nothing: there are rejects, or letters that have to be stored before it commits."""
     error: TaskError | None = None
     chunk: str = ""
     """The last chunk it worked on."""
@@ -112,6 +114,10 @@ class BatchReport:
     @property
     def letters(self) -> list[Reject]:
         return [letter for r in self.reports for letter in r.letters]
+
+    @property
+    def withheld(self) -> bool:
+        return any(r.withheld for r in self.reports)
 
     @property
     def error(self) -> TaskError | None:

@@ -1,8 +1,10 @@
 """One task: its chunks are read, decoded and written to the sink; a report of it comes out.
 
-What must hold: a task never publishes under the staged plan; a failed attempt cleans up; what a retry
-cannot mend (and the last attempt's failure, whatever it is) is reported and not raised, so that the
-user reads one sentence and not a stack. Runs in Spark's Python workers, but knows nothing of Spark.
+What must hold: a task never publishes under the staged plan, and under `single`, where `finish` commits,
+never before every change that it leaves out is stored as a letter; a failed attempt, and one with
+rejects, cleans up and finishes nothing; what a retry cannot mend (and the last attempt's failure,
+whatever it is) is reported and not raised, so that the user reads one sentence and not a stack. Runs in
+Spark's Python workers, but knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import gc
 import time
 import uuid
 import zipimport
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,7 +22,7 @@ from typing import Any
 from ..changes.decode import decode
 from ..errors import Kind, RunnelError
 from ..log import open_log
-from ..sinks.api import Attempt
+from ..sinks.api import Attempt, Plan, Reject
 from ..sinks.registry import SINKS
 from .admission import Share
 from .parked import Parked, named
@@ -43,6 +45,9 @@ class WorkSpec:
     messages: bool = True
     parked: tuple[tuple[str, str | None], ...] = ()
     attempts: int = 1
+    plan: Plan = Plan.STAGED
+    stored: tuple[tuple[str, int, str | None], ...] = ()
+    """(lsn, seq, old key) of the letters behind the position, for a plan whose tasks commit."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -53,11 +58,28 @@ class WorkSpec:
             "messages": self.messages,
             "parked": [list(item) for item in self.parked],
             "attempts": self.attempts,
+            "plan": self.plan.value,
+            "stored": [list(item) for item in self.stored],
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> WorkSpec:
-        return cls(**{**value, "parked": tuple((table, key) for table, key in value["parked"])})
+        return cls(
+            **{
+                **value,
+                "parked": tuple((table, key) for table, key in value["parked"]),
+                "plan": Plan(value["plan"]),
+                "stored": tuple((lsn, seq, old_key) for lsn, seq, old_key in value["stored"]),
+            }
+        )
+
+    def may_finish(self, rejects: Sequence[Reject], letters: Sequence[Reject]) -> bool:
+        """Whether nothing that the writer was not given would be passed without a record."""
+        if rejects or self.plan is not Plan.SINGLE:
+            return not rejects  # the driver stores letters before it commits
+        stored = {(lsn, seq): old_key for lsn, seq, old_key in self.stored}
+        names = [((str(letter.lsn), letter.seq), letter.old_key) for letter in letters]
+        return all(name in stored and old_key in (None, stored[name]) for name, old_key in names)
 
 
 def mend_worker(spec: WorkSpec) -> None:
@@ -116,9 +138,11 @@ def _deliver(spec: WorkSpec, share: Share, report: TaskReport) -> None:
                     report.rejects += map(named, writer.write(kept))
                     report.changes += kept.changes
             if len(report.rejects) > MANY_REJECTS:
-                return
-        report.payload = dict(writer.finish())
-        finished = True
+                break
+        report.withheld = not spec.may_finish(report.rejects, report.letters)
+        if not report.withheld:
+            report.payload = dict(writer.finish())
+            finished = True
     finally:
         if not finished:
             writer.abort()
