@@ -51,7 +51,7 @@ def test_latency_is_of_every_row_and_stages_have_their_costs(bench: Bench) -> No
     measured = live.latency(bench, seconds=7, rate=20)
     assert measured["seen"] == measured["of"] == 140
     assert 0 < measured["p50_ms"] <= measured["p99_ms"] <= measured["max_ms"]
-    costs = stages(bench, changes=2000)
-    assert json.loads(json.dumps(costs)) == costs
-    assert all(value > 0 for value in costs.values() if isinstance(value, float))
+    costs = stages(bench, changes=20_000)
+    assert costs["read and check"] > 0
+    assert {"decode", "JSON lines", "typed columns"} <= set(costs)
     assert left(bench) == []
