@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import RunnelCli
+from runnel.postgres.lsn import Lsn
 from servers import Database, await_condition
 from shop import Shop
 
@@ -16,6 +18,16 @@ from shop import Shop
 @pytest.fixture
 def shop(pg: Database, tmp_path: Path) -> Shop:
     return Shop(pg, tmp_path)
+
+
+LARGE = "INSERT INTO orders SELECT i, repeat('x', 50) FROM generate_series(1000001, 1200000) i"
+
+
+def current_lsn(pg: Database) -> Lsn:
+    with pg.connect() as connection:
+        row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
 
 
 def slot_confirmed(pg: Database) -> str:
@@ -77,21 +89,31 @@ def test_a_pause_holds_a_pipeline_and_a_signal_ends_the_run_with_its_batch_finis
     shop.await_delivered()
     runnel_cli.run("pause", "events")
 
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(runnel_cli.run("status", "--json").stdout)
+        return found
+
     def state() -> str:
-        text = runnel_cli.run("status", "--json").stdout
-        return str(json.loads(text)["pipelines"]["events"]["state"])
+        return str(status()["pipelines"]["events"]["state"])
 
     await_condition(lambda: state() == "paused", 30)
     held = shop.position()
     shop.work()
+    shop.pg.execute(LARGE)
+    end = current_lsn(shop.pg)
+    shop.pg.execute("SELECT pg_logical_emit_message(true, 'mark', '')")
+    await_condition(lambda: Lsn.parse(status()["capture"]["log_lsn"]) > end, 60, what="all is in the log")
     assert state() == "paused"
     assert shop.position() == held
     runnel_cli.run("resume", "events")
-    shop.await_delivered()
-    shop.verify()
-    shop.work(200)
+    stage = runnel_cli.directory / "out" / "_runnel" / "stage"
+    await_condition(lambda: any(p.is_file() for p in stage.rglob("*")), 30, what="a task writes the batch")
+    assert shop.position() == held
     running.send_signal(signal.SIGTERM)
     assert running.wait(60) == 0
+    assert shop.position() > end, "the batch that ran was finished"
+    shop.verify()
+    shop.work()
     runnel_cli.run("run", "--once")
     shop.verify()
 

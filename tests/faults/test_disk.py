@@ -14,7 +14,9 @@ from product import Runnel, eventually
 from servers import Database
 from traffic import SCHEMA, Traffic
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="a disk is filled by mounting a small one, which only root may"
+)
 
 
 @pytest.fixture

