@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import subprocess
+from datetime import date
 from typing import Any
 
 import psycopg
@@ -16,6 +17,7 @@ from runnel.capture.relations import Catalogue
 from runnel.changes.decode import decode
 from runnel.log.api import OpenTransaction
 from runnel.marshal.json import lines
+from runnel.marshal.typed import typed
 from runnel.postgres.lsn import Lsn
 from servers import Database, MakeServer
 
@@ -105,8 +107,8 @@ def received(connection: Connection, **options: str) -> list[tuple[Lsn, bytes]]:
     return [(Lsn.parse(lsn), data) for lsn, data in rows]
 
 
-def written(url: str, messages: list[tuple[Lsn, bytes]], **header: Any) -> list[str]:
-    """The lines that come of these messages, as capture describes their relations."""
+def chunk_of(url: str, messages: list[tuple[Lsn, bytes]], **header: Any) -> MemoryChunk:
+    """These messages as a chunk, their relations as capture describes them."""
     catalogue = Catalogue(lambda: psycopg.connect(url, autocommit=True))
     frames, changed = [], []
     for lsn, message in messages:
@@ -115,9 +117,12 @@ def written(url: str, messages: list[tuple[Lsn, bytes]], **header: Any) -> list[
             changed.append((len(frames), catalogue.describe([parsed], [])[0]))
         frames.append(b"w" + struct.pack(">QQq", lsn, lsn, 0) + message)
     catalogue.close()
-    chunk = MemoryChunk(frames, [], changed, [len(frames) // 2], **header)
+    return MemoryChunk(frames, [], changed, [len(frames) // 2], **header)
+
+
+def written(url: str, messages: list[tuple[Lsn, bytes]], **header: Any) -> list[str]:
     found: list[str] = []
-    for window in decode(chunk, Lsn(0)):
+    for window in decode(chunk_of(url, messages, **header), Lsn(0)):
         found += bytes(lines(window).data).decode().splitlines()
     return found
 
@@ -173,6 +178,29 @@ def test_tables_and_types_with_oids_past_the_middle_of_their_range_are_read(
     assert [line["table"] for line in found] == names + names
     assert [line["after"]["m"] for line in found] == ["sad"] * 12
     assert found[-1]["after"] == {"id": 2, "m": "sad", "n": None}
+
+
+def test_a_users_type_is_not_taken_for_a_built_in_one_of_the_same_name(pg: Database) -> None:
+    own = ("bool", "date", "bytea", "int4", "numeric", "char", "timestamptz")
+    columns = ", ".join(f'{name}_ public."{name}"' for name in own)
+    with pg.connect() as connection:
+        for name in own:
+            connection.execute(f"CREATE TYPE public.\"{name}\" AS ENUM ('t', 'x')".encode())
+        connection.execute(b"CREATE DOMAIN day AS pg_catalog.date; CREATE DOMAIN yes AS pg_catalog.bool")
+        connection.execute(
+            f"CREATE TABLE odd (id pg_catalog.int4 PRIMARY KEY, d day, y yes, {columns})".encode()
+        )
+        subscribe(connection)
+        connection.execute(b"INSERT INTO odd VALUES (1, '2026-01-02', true" + b", 'x'" * len(own) + b")")
+        chunk = chunk_of(pg.url, received(connection))
+    [line] = [json.loads(bytes(lines(window).data)) for window in decode(chunk, Lsn(0))]
+    [some] = [found for window in decode(chunk, Lsn(0)) for found in typed(window)]
+    plain = {f"{name}_": "x" for name in own}
+    assert line["after"] == {"id": 1, "d": "2026-01-02", "y": True, **plain}
+    assert some.misfits == []
+    assert some.rows.drop_columns([n for n in some.rows.schema.names if n[0] == "_"]).to_pylist() == [
+        {"id": 1, "d": date(2026, 1, 2), "y": True, **plain}
+    ]
 
 
 def test_every_kind_of_change_says_what_the_wal_has(pg: Database) -> None:

@@ -241,6 +241,19 @@ def test_letters_are_listed_shown_and_dropped(cli: RunnelCli, state: State) -> N
     assert state.letters() == []
 
 
+def test_letters_of_a_table_whose_name_holds_a_dot_are_found_by_its_name_in_quotes(
+    cli: RunnelCli, state: State
+) -> None:
+    cli.run("init")
+    tables = ('"a.b".c', 'a."b.c"')
+    change = '{"op":"insert"}'
+    state.store_letters("copy", [Reject(Lsn(n), 0, t, "{}", change, "") for n, t in enumerate(tables, 16)])
+    found = cli.run("dead-letters", "list", "--json", "--table", '"a.b"."c"').stdout.splitlines()
+    assert [json.loads(line)["table"] for line in found] == ['"a.b".c']
+    cli.run("dead-letters", "drop", "copy", "--table", 'a."b.c"')
+    assert state.parked("copy") == [('"a.b".c', "{}")]
+
+
 def test_a_ready_source_passes_the_check_and_surprises_are_told(cli: RunnelCli, connect: Connect) -> None:
     user = connect()
     user.execute("CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)")
