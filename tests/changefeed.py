@@ -71,13 +71,18 @@ def type_of(oid: int) -> ColumnType:
 
 
 def relation(
-    oid: int, name: str, columns: Sequence[tuple[str, int]], key: Sequence[int] = (0,), identity: str = "d"
+    oid: int,
+    name: str,
+    columns: Sequence[tuple[str, int]],
+    key: Sequence[int] = (0,),
+    identity: str = "d",
+    schema: str = "public",
 ) -> Relation:
     made = tuple(
         Column(label, type_of(kind), -1, identity == "f" or number in key)
         for number, (label, kind) in enumerate(columns)
     )
-    return Relation(oid, "public", name, identity, made, tuple(key))
+    return Relation(oid, schema, name, identity, made, tuple(key))
 
 
 def _string(text: str) -> bytes:

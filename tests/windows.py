@@ -11,19 +11,8 @@ from runnel.changes.block import NULL, TEXT, Block, Message, Op, Sheet, Transact
 from runnel.changes.block import UNCHANGED as ABSENT
 from runnel.changes.relation import Column, Relation
 from runnel.log.api import PAD
-from runnel.postgres.types import ColumnType, Shape
+from runnel.postgres.types import BUILTIN, ColumnType, Shape, builtin
 
-SHAPES = {
-    "int2": Shape.NUMBER,
-    "int4": Shape.NUMBER,
-    "int8": Shape.NUMBER,
-    "float4": Shape.NUMBER,
-    "float8": Shape.NUMBER,
-    "numeric": Shape.NUMBER,
-    "bool": Shape.BOOLEAN,
-    "json": Shape.JSON,
-    "jsonb": Shape.JSON,
-}
 UNCHANGED = object()
 TIME = 1_700_000_000_000_000
 
@@ -34,6 +23,7 @@ def relation(
     *,
     schema: str = "public",
     key: Sequence[int] = (0,),
+    identity: Sequence[int] | None = None,
     typmods: Mapping[str, int] | None = None,
 ) -> Relation:
     columns = columns or {"id": "int4", "note": "text"}
@@ -41,18 +31,23 @@ def relation(
         oid=1000 + sum(map(ord, schema + name)) % 9999,
         schema=schema,
         name=name,
-        identity="d",
+        identity="d" if identity is None else "i",
         columns=tuple(
             Column(
                 column,
-                ColumnType(1, kind, SHAPES.get(kind, Shape.TEXT)),
+                _type(kind),
                 (typmods or {}).get(column, -1),
-                at in key,
+                at in (key if identity is None else identity),
             )
             for at, (column, kind) in enumerate(columns.items())
         ),
         key=tuple(key),
     )
+
+
+def _type(name: str) -> ColumnType:
+    known = builtin(BUILTIN.get(name, 0))
+    return known or ColumnType(100_000, name, Shape.TEXT)
 
 
 ITEMS = relation()
@@ -64,7 +59,7 @@ class Change:
     relation: Relation | None
     new: tuple[object, ...] | None = None
     old: tuple[object, ...] | None = None
-    """Only the key's columns, unless it is as long as the table is wide."""
+    """Only the replica identity's columns, unless it is as long as the table is wide."""
     message: Message | None = None
 
 
@@ -124,7 +119,7 @@ def window(*transactions: Transaction) -> Window:
             pending.append((block, "new", [r[3].new or () for r in rows], every))
         if table is not None and old_width:
             full = old_width == len(table.columns)
-            present = tuple(range(len(table.columns))) if full else table.key
+            present = tuple(range(len(table.columns))) if full else table.outline.identity
             pending.append((block, "old", [r[3].old or () for r in rows], present))
         blocks.append(block)
     placed = [

@@ -364,6 +364,21 @@ def test_the_primary_key_is_known_under_replica_identity_full_and_after_the_tabl
     assert {relation.key for header in c.headers() for relation in header.relations} == {(0,)}
 
 
+def test_a_primary_key_dropped_under_replica_identity_full_is_no_key_any_more(make: Make) -> None:
+    c = make()
+    c.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')")
+        c.await_ids(1)
+        c.execute("ALTER TABLE t DROP CONSTRAINT t_pkey", "INSERT INTO t VALUES (2, 'b')")
+        c.await_ids(1, 2)
+    first, last = (
+        [r.key for header in c.headers() for r in (*header.relations, *(v for _, v in header.changed))][at]
+        for at in (0, -1)
+    )
+    assert (first, last) == ((0,), ())
+
+
 def test_a_full_log_pauses_capture_which_still_answers_the_server(make: Make, pg: Database) -> None:
     pg.execute(f"ALTER DATABASE \"{pg.name}\" SET wal_sender_timeout = '1s'")
     c = make({"chunk_bytes": "4KiB", "max_bytes": "64KiB"})

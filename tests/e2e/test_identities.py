@@ -8,16 +8,20 @@ from typing import Any
 
 import psycopg
 import pytest
-from test_json_of_a_server import received, subscribe, written
+from test_json_of_a_server import chunk_of, received, subscribe, written
 
+from runnel.changes.decode import decode
+from runnel.marshal.json import lines
 from runnel.postgres import catalog
 from runnel.postgres.connect import connect as open_connection
+from runnel.postgres.lsn import Lsn
 from servers import Database, MakeServer
 
 Connection = psycopg.Connection[Any]
 
 COLUMNS = "id int NOT NULL, email text NOT NULL, big text, n int"
 INDEX = "CREATE UNIQUE INDEX {0}_by ON {0} (id, email); ALTER TABLE {0} REPLICA IDENTITY USING INDEX {0}_by"
+BESIDE = "CREATE UNIQUE INDEX e ON {0} (email); ALTER TABLE {0} REPLICA IDENTITY USING INDEX e"
 FULL = "ALTER TABLE {0} REPLICA IDENTITY FULL"
 NOTHING = "ALTER TABLE {0} REPLICA IDENTITY NOTHING"
 KEY = "ALTER TABLE {0} ADD PRIMARY KEY (id)"
@@ -103,7 +107,7 @@ def changes_of(connection: Connection, url: str, tables: list[str]) -> dict[str,
     return out
 
 
-def check_told(lines: list[dict[str, Any]]) -> None:
+def check_told(told: list[dict[str, Any]]) -> None:
     """Every word of these lines is true, and the row is never lost sight of."""
     big = "x" * 5000
     rows = [
@@ -111,17 +115,17 @@ def check_told(lines: list[dict[str, Any]]) -> None:
         {"id": 1, "email": "a", "big": big, "n": 2},
         {"id": 5, "email": "b", "big": big, "n": 2},
     ]
-    assert [line["op"] for line in lines] == ["insert", "update", "update", "delete"]
-    for number, line in enumerate(lines):
+    assert [line["op"] for line in told] == ["insert", "update", "update", "delete"]
+    for number, line in enumerate(told):
         old, new = (rows[number - 1] if number else {}), (rows[number] if number < 3 else {})
         assert line.get("before", {}).items() <= old.items()
         assert line.get("after", {}).items() <= new.items()
         assert line.get("after", {}).keys() | set(line.get("unchanged", [])) == new.keys()
         assert line.get("key", {}).items() <= (new or old).items()
-    named = [name for name in ("id", "email") if name in lines[3]["before"]]
-    assert named, lines[3]
-    assert lines[3].get("key") or lines[3]["before"] == rows[2]
-    assert all(lines[2]["before"][name] == rows[1][name] for name in named)
+    named = [name for name in ("id", "email") if name in told[3]["before"]]
+    assert named, told[3]
+    assert told[3].get("key") or told[3]["before"] == rows[2]
+    assert all(told[2]["before"][name] == rows[1][name] for name in named)
 
 
 def check_identities(connection: Connection, url: str) -> None:
@@ -143,11 +147,38 @@ def check_identities(connection: Connection, url: str) -> None:
         connection.execute(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL".encode())
     subscribe(connection)
     connection.execute(b"ALTER PUBLICATION p SET (publish_via_partition_root = true)")
-    for name, lines in changes_of(connection, url, list(expected)).items():
+    for name, found in changes_of(connection, url, list(expected)).items():
         try:
-            check_told(lines)
+            check_told(found)
         except AssertionError as error:
             raise AssertionError(f"{name}: {first[name]}") from error
+
+
+def test_only_where_a_delete_tells_the_key_of_an_insert_a_row_can_be_parked_by_it(pg: Database) -> None:
+    with pg.connect() as connection:
+        for name, statements in {
+            "keyed": [KEY],
+            "whole": [KEY, FULL],
+            "beside": [KEY, BESIDE],
+            "within": [KEY, INDEX],
+            "keyless": [FULL],
+        }.items():
+            connection.execute(f"CREATE TABLE {name} ({COLUMNS})".encode())
+            for statement in statements:
+                connection.execute(statement.format(name).encode())
+        names = ("keyed", "whole", "beside", "within", "keyless")
+        subscribe(connection)
+        for name in names:
+            connection.execute(f"INSERT INTO {name} VALUES (1, 'a', NULL, 1)".encode())
+            connection.execute(f"DELETE FROM {name}".encode())
+        chunk = chunk_of(pg.url, received(connection))
+    tells = {relation.name: relation.tells_key for _, relation in chunk.header.changed}
+    keys: dict[str, list[Any]] = {name: [] for name in names}
+    for window in decode(chunk, Lsn(0)):
+        for line in map(json.loads, bytes(lines(window).data).splitlines()):
+            keys[line["table"]].append(line.get("key"))
+    assert tells == {name: first is not None and first == last for name, (first, last) in keys.items()}
+    assert tells == {"keyed": True, "whole": True, "beside": False, "within": True, "keyless": False}
 
 
 def test_what_is_said_of_old_rows_is_true_for_every_identity_that_may_be_published(pg: Database) -> None:

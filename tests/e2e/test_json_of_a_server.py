@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import subprocess
+from datetime import date
 from typing import Any
 
 import psycopg
@@ -16,6 +17,7 @@ from runnel.capture.relations import Catalogue
 from runnel.changes.decode import decode
 from runnel.log.api import OpenTransaction
 from runnel.marshal.json import lines
+from runnel.marshal.typed import typed
 from runnel.postgres.lsn import Lsn
 from servers import Database, MakeServer
 
@@ -85,6 +87,141 @@ VALUES = (
     ("int2vector", "'1 2'", '"1 2"'),
     ("pg_lsn", "'16/B374D848'", '"16/B374D848"'),
 )
+# type, Postgres' literal, Postgres' text: what is written as text. Extremes, and types that are nothing else
+TEXTS = (
+    ("date", "'4714-11-24 BC'", "4714-11-24 BC"),
+    ("date", "'5874897-12-31'", "5874897-12-31"),
+    ("date", "'-infinity'", "-infinity"),
+    ("time", "'00:00'", "00:00:00"),
+    ("time", "'24:00'", "24:00:00"),
+    ("time(3)", "'23:59:59.999'", "23:59:59.999"),
+    ("timetz", "'00:00:00+15:59:59'", "00:00:00+15:59:59"),
+    ("timetz", "'24:00:00-15:59:59'", "24:00:00-15:59:59"),
+    ("timestamp", "'4714-11-24 00:00:00 BC'", "4714-11-24 00:00:00 BC"),
+    ("timestamp", "'294276-12-31 23:59:59.999999'", "294276-12-31 23:59:59.999999"),
+    ("timestamptz", "'4714-11-24 00:00:00+00 BC'", "4714-11-24 00:00:00+00 BC"),
+    ("timestamptz", "'294276-12-31 23:59:59.999999+00'", "294276-12-31 23:59:59.999999+00"),
+    ("timestamptz", "'-infinity'", "-infinity"),
+    ("interval", "'178000000 years'", "178000000 years"),
+    ("interval", "'-178000000 years'", "-178000000 years"),
+    ("interval", "'-1 year +2 days -03:04:05.000001'", "-1 years +2 days -03:04:05.000001"),
+    ("interval", "'0'", "00:00:00"),
+    ("money", "'-92233720368547758.08'", "-$92,233,720,368,547,758.08"),
+    ("varchar(3)", "'ab '", "ab "),
+    ("char(3)", "''", "   "),
+    ("name", "repeat('n', 63)", "n" * 63),
+    ("text", "repeat('é', 200000)", "é" * 200_000),
+    ("bytea", "''", r"\x"),
+    ("bytea", f"decode('{bytes(range(256)).hex()}', 'hex')", rf"\x{bytes(range(256)).hex()}"),
+    ("uuid", "'ffffffff-ffff-ffff-ffff-ffffffffffff'", "ffffffff-ffff-ffff-ffff-ffffffffffff"),
+    ("macaddr", "'ff:ff:ff:ff:ff:ff'", "ff:ff:ff:ff:ff:ff"),
+    ("macaddr8", "'08:00:2b:01:02:03:04:05'", "08:00:2b:01:02:03:04:05"),
+    ("cidr", "'0.0.0.0/0'", "0.0.0.0/0"),
+    ("cidr", "'2001:db8::/32'", "2001:db8::/32"),
+    ("inet", "'255.255.255.255'", "255.255.255.255"),
+    ("inet", "'::ffff:1.2.3.4/96'", "::ffff:1.2.3.4/96"),
+    ("inet", "'::'", "::"),
+    ("xml", "'<a b=\"c\">é</a>'", '<a b="c">é</a>'),
+    ("tsvector", "$$'a':1A 'b c':2,16383$$", "'a':1A 'b c':2,16383"),
+    ("tsquery", "$$'a' & !'b' <-> 'c':*$$", "'a' & !'b' <-> 'c':*"),
+    ("line", "'{1,-2,3.5}'", "{1,-2,3.5}"),
+    ("lseg", "'[(1,2),(3,4)]'", "[(1,2),(3,4)]"),
+    ("path", "'((1,2),(3,4))'", "((1,2),(3,4))"),
+    ("path", "'[(1,2),(3,4)]'", "[(1,2),(3,4)]"),
+    ("polygon", "'((0,0),(1,1e300),(1,0))'", "((0,0),(1,1e+300),(1,0))"),
+    ("circle", "'<(1,2),0.1>'", "<(1,2),0.1>"),
+    ("box", "'(1,2),(-Infinity,0)'", "(1,2),(-Infinity,0)"),
+    ("bit varying", "''", ""),
+    ("bit varying(70)", "repeat('10', 35)::varbit", "10" * 35),
+    ("int4range", "'empty'", "empty"),
+    ("int4range", "'[-2147483648,2147483647)'", "[-2147483648,2147483647)"),
+    ("int8range", "'(,)'", "(,)"),
+    ("numrange", "'(1.50,NaN]'", "(1.50,NaN]"),
+    ("tsrange", "'[-infinity,2026-01-02 03:04)'", '[-infinity,"2026-01-02 03:04:00")'),
+    ("tstzrange", "'[2026-01-02 00:00+02,)'", '["2026-01-01 22:00:00+00",)'),
+    ("daterange", "'[4714-11-24 BC,2026-01-02]'", '["4714-11-24 BC",2026-01-03)'),
+    ("jsonpath", "'$.a[*] ? (@ > 1)'", '$."a"[*]?(@ > 1)'),
+    ("xid", "'4294967295'", "4294967295"),
+    ("xid8", "'18446744073709551615'", "18446744073709551615"),
+    ("cid", "'1'", "1"),
+    ("tid", "'(4294967294,65535)'", "(4294967294,65535)"),
+    ("oidvector", "'1 4294967295'", "1 4294967295"),
+    ("regclass", "'pg_class'", "pg_class"),
+    ("regtype", "'timestamptz'", "timestamp with time zone"),
+    ("regproc", "'now'", "now"),
+    ("regprocedure", "'now()'", "now()"),
+    ("regoper", "'||/'", "||/"),
+    ("regoperator", "'+(integer,integer)'", "+(integer,integer)"),
+    ("regconfig", "'english'", "english"),
+    ("regdictionary", "'simple'", "simple"),
+    ("regnamespace", "'pg_catalog'", "pg_catalog"),
+    ("regrole", "'pg_monitor'", "pg_monitor"),
+    ("regcollation", "'\"C\"'", '"C"'),
+    ("pg_lsn", "'FFFFFFFF/FFFFFFFF'", "FFFFFFFF/FFFFFFFF"),
+    ("txid_snapshot", "'10:20:10,14'", "10:20:10,14"),
+    ("pg_snapshot", "'10:20:10,14'", "10:20:10,14"),
+    ("refcursor", "'c'", "c"),
+    ("aclitem", "'postgres=r/postgres'", "postgres=r/postgres"),
+)
+NUMBERS = (
+    ("int2", "32767"),
+    ("int4", "-2147483648"),
+    ("int8", "-9223372036854775808"),
+    ("oid", "0"),
+    ("float4", "1e-45"),
+    ("float4", "-3.4028235e+38"),
+    ("float8", "5e-324"),
+    ("float8", "1.7976931348623157e+308"),
+    ("float8", "-0"),
+    ("numeric", "9" * 131_072),
+    ("numeric", "-0." + "0" * 16_382 + "1"),
+    ("numeric", "0.00"),
+)
+"""Type, and the digits that go in and come out."""
+NEWER = {
+    14: (
+        ("numeric", "'Infinity'", '"Infinity"'),
+        ("numeric", "'-Infinity'", '"-Infinity"'),
+        ("numeric[]", "'{Infinity,-Infinity}'", '["Infinity","-Infinity"]'),
+        ("int4multirange", "'{[1,3),[5,7)}'", '"{[1,3),[5,7)}"'),
+        ("int8multirange", "'{(,)}'", '"{(,)}"'),
+        ("nummultirange", "'{}'", '"{}"'),
+        ("datemultirange", "'{[2026-01-01,infinity)}'", '"{[2026-01-01,infinity)}"'),
+        ("tsmultirange", "'{[2026-01-01,)}'", r'"{[\"2026-01-01 00:00:00\",)}"'),
+        ("tstzmultirange", "'{[2026-01-01 00:00+00,)}'", r'"{[\"2026-01-01 00:00:00+00\",)}"'),
+    ),
+    17: (("interval", "'-infinity'", '"-infinity"'),),
+}
+"""By the version they came with."""
+
+
+def values_of(connection: Connection) -> list[tuple[str, str, str]]:
+    """What this server can hold: type, literal, JSON."""
+    out = list(VALUES)
+    out += [(kind, literal, json.dumps(text, ensure_ascii=False)) for kind, literal, text in TEXTS]
+    out += [(kind, f"'{digits}'", digits) for kind, digits in NUMBERS]
+    major = connection.info.server_version // 10_000
+    out += [value for version, values in NEWER.items() if version <= major for value in values]
+    try:
+        connection.execute(b"SELECT '<a/>'::xml")
+    except psycopg.errors.FeatureNotSupported:  # this package was built without libxml
+        out = [value for value in out if value[0] != "xml"]
+    return out
+
+
+def make_every(connection: Connection) -> str:
+    """A table with a column for each value. Gives back its row's JSON."""
+    for statement in TYPES:
+        connection.execute(statement.encode())
+    values = values_of(connection)
+    columns = ", ".join(f"c{number} {kind}" for number, (kind, _, _) in enumerate(values))
+    connection.execute(f"CREATE TABLE every (id int PRIMARY KEY, {columns})".encode())
+    return '{"id":1' + "".join(f',"c{number}":{value}' for number, (_, _, value) in enumerate(values)) + "}"
+
+
+def fill_every(connection: Connection) -> None:
+    literals = ", ".join(literal for _, literal, _ in values_of(connection))
+    connection.execute(f"INSERT INTO every VALUES (1, {literals})".encode())
 
 
 def subscribe(connection: Connection) -> None:
@@ -105,8 +242,8 @@ def received(connection: Connection, **options: str) -> list[tuple[Lsn, bytes]]:
     return [(Lsn.parse(lsn), data) for lsn, data in rows]
 
 
-def written(url: str, messages: list[tuple[Lsn, bytes]], **header: Any) -> list[str]:
-    """The lines that come of these messages, as capture describes their relations."""
+def chunk_of(url: str, messages: list[tuple[Lsn, bytes]], **header: Any) -> MemoryChunk:
+    """These messages as a chunk, their relations as capture describes them."""
     catalogue = Catalogue(lambda: psycopg.connect(url, autocommit=True))
     frames, changed = [], []
     for lsn, message in messages:
@@ -115,24 +252,29 @@ def written(url: str, messages: list[tuple[Lsn, bytes]], **header: Any) -> list[
             changed.append((len(frames), catalogue.describe([parsed], [])[0]))
         frames.append(b"w" + struct.pack(">QQq", lsn, lsn, 0) + message)
     catalogue.close()
-    chunk = MemoryChunk(frames, [], changed, [len(frames) // 2], **header)
+    return MemoryChunk(frames, [], changed, [len(frames) // 2], **header)
+
+
+def written(url: str, messages: list[tuple[Lsn, bytes]], **header: Any) -> list[str]:
     found: list[str] = []
-    for window in decode(chunk, Lsn(0)):
+    for window in decode(chunk_of(url, messages, **header), Lsn(0)):
         found += bytes(lines(window).data).decode().splitlines()
     return found
 
 
 def check_types(connection: Connection, url: str) -> None:
-    for statement in TYPES:
-        connection.execute(statement.encode())
-    columns = ", ".join(f"c{number} {type}" for number, (type, _, _) in enumerate(VALUES))
-    connection.execute(f"CREATE TABLE every (id int PRIMARY KEY, {columns})".encode())
+    expected = make_every(connection)
     subscribe(connection)
-    literals = ", ".join(literal for _, literal, _ in VALUES)
-    connection.execute(f"INSERT INTO every VALUES (1, {literals})".encode())
+    fill_every(connection)
     [line] = written(url, received(connection))
-    expected = "".join(f',"c{number}":{value}' for number, (_, _, value) in enumerate(VALUES))
-    assert line.partition('"after":')[2] == '{"id":1' + expected + "}}"
+    check_row(line, expected)
+
+
+def check_row(line: str, expected: str) -> None:
+    found = line.partition('"after":')[2].removesuffix("}")
+    for mine, due in zip(found.split(',"c'), expected.split(',"c'), strict=True):
+        assert mine == due
+    assert found == expected
 
 
 def test_every_type_is_written_by_the_rules(pg: Database) -> None:
@@ -173,6 +315,29 @@ def test_tables_and_types_with_oids_past_the_middle_of_their_range_are_read(
     assert [line["table"] for line in found] == names + names
     assert [line["after"]["m"] for line in found] == ["sad"] * 12
     assert found[-1]["after"] == {"id": 2, "m": "sad", "n": None}
+
+
+def test_a_users_type_is_not_taken_for_a_built_in_one_of_the_same_name(pg: Database) -> None:
+    own = ("bool", "date", "bytea", "int4", "numeric", "char", "timestamptz")
+    columns = ", ".join(f'{name}_ public."{name}"' for name in own)
+    with pg.connect() as connection:
+        for name in own:
+            connection.execute(f"CREATE TYPE public.\"{name}\" AS ENUM ('t', 'x')".encode())
+        connection.execute(b"CREATE DOMAIN day AS pg_catalog.date; CREATE DOMAIN yes AS pg_catalog.bool")
+        connection.execute(
+            f"CREATE TABLE odd (id pg_catalog.int4 PRIMARY KEY, d day, y yes, {columns})".encode()
+        )
+        subscribe(connection)
+        connection.execute(b"INSERT INTO odd VALUES (1, '2026-01-02', true" + b", 'x'" * len(own) + b")")
+        chunk = chunk_of(pg.url, received(connection))
+    [line] = [json.loads(bytes(lines(window).data)) for window in decode(chunk, Lsn(0))]
+    [some] = [found for window in decode(chunk, Lsn(0)) for found in typed(window)]
+    plain = {f"{name}_": "x" for name in own}
+    assert line["after"] == {"id": 1, "d": "2026-01-02", "y": True, **plain}
+    assert some.misfits == []
+    assert some.rows.drop_columns([n for n in some.rows.schema.names if n[0] == "_"]).to_pylist() == [
+        {"id": 1, "d": date(2026, 1, 2), "y": True, **plain}
+    ]
 
 
 def test_every_kind_of_change_says_what_the_wal_has(pg: Database) -> None:

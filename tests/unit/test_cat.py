@@ -63,6 +63,21 @@ def test_csv_gives_back_the_default_json(tmp_path: Path, capfdbinary: pytest.Cap
     assert cat(capfdbinary, tmp_path / "csv") == cat(capfdbinary, tmp_path / "jsonl")
 
 
+def test_numbers_that_json_does_not_have_are_text(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    floats = relation("floats", {"id": "int4", "f": "float8", "g": "float4"})
+    words = ("NaN", "Infinity", "-Infinity")
+    output = Output(tmp_path, format="parquet", layout="table")
+    output.add(insert(0, "1.5", "-0.5", into=floats), *[insert(1, w, w, into=floats) for w in words])
+    output.sink.flush()
+    with pytest.raises(SystemExit):
+        main(["cat", str(tmp_path)])
+    text = capfdbinary.readouterr().out.decode()
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
+    assert [(row["f"], row["g"]) for row in rows] == [(1.5, -0.5), *((w, w) for w in words)]
+
+
 def test_what_is_not_committed_is_not_printed(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

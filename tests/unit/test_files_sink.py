@@ -67,6 +67,16 @@ def test_a_large_piece_becomes_a_file_without_a_copy(
     assert output.staged() == []
 
 
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_tables_whose_names_hold_dots_have_folders_of_their_own(tmp_path: Path, form: str) -> None:
+    output = Output(tmp_path, layout="table", format=form)
+    output.add(
+        insert(1, "x", into=relation("c", schema="a.b")), insert(2, "y", into=relation("b.c", schema="a"))
+    )
+    output.sink.flush()
+    assert [name.rpartition("/")[0] for name in sorted(output.files())] == ["a%2Eb.c", "a.b%2Ec"]
+
+
 def test_many_small_tables_share_one_staged_file(tmp_path: Path) -> None:
     tables = [relation(f"t{n:03d}") for n in range(300)]
     output = Output(tmp_path, layout="table")
@@ -213,7 +223,7 @@ def test_too_long_a_change_is_rejected_and_the_others_are_written(tmp_path: Path
     )
     assert [row["key"]["id"] for row in output.rows("000000000001.jsonl")] == [1, 3]
     [reject] = output.rejects
-    assert (reject.lsn, reject.seq, reject.table, reject.key) == (0x1000, 1, 'a"b.wide', '{"id":2.50}')
+    assert (reject.lsn, reject.seq, reject.table, reject.key) == (0x1000, 1, '"a""b".wide', '{"id":2.50}')
     assert "more than 300" in reject.reason
     assert json.loads(reject.change)["after"]["note"] == "y" * 300
 

@@ -8,6 +8,7 @@ from runnel.changes.block import Window
 from runnel.marshal.json import lines
 from runnel.postgres.lsn import Lsn
 from runnel.sinks.api import Reject
+from runnel.sinks.files.text import reject
 from runnel.spark.parked import Parked, covering, covers, named
 from windows import ITEMS, Transaction, delete, insert, message, relation, truncate, update, window
 
@@ -96,13 +97,53 @@ def test_a_message_is_parked_by_its_name_and_those_behind_it_stay() -> None:
         Transaction(100, (message("app", b"long"), message("app", b"short"), insert(1, "a"))),
         Transaction(200, (message("app", b"later"),)),
     )
-    rejected = named(Reject(Lsn(100), 0, "", None, "{}", "too long"))
+    [rejected] = named([Reject(Lsn(100), 0, "", None, "{}", "too long")], some)
     kept, letters = Parked([(rejected.table, rejected.key)]).divide(some)
     assert kept.changes == 3
     assert [(one.lsn, one.seq, one.table, one.key) for one in letters] == [
         (rejected.lsn, rejected.seq, rejected.table, rejected.key)
     ]
     assert json.loads(letters[0].change)["content"] == "long"
+
+
+def test_a_table_whose_deletes_do_not_tell_its_key_is_parked_as_a_whole() -> None:
+    by_email = relation("people", {"id": "int4", "email": "text"}, identity=(1,))
+    some = window(
+        Transaction(100, (insert(1, "a", into=by_email), insert(9, "o", into=OTHER))),
+        Transaction(200, (delete("a", of=by_email), insert(2, "b", into=by_email))),
+    )
+    rejects = [Reject(Lsn(100), seq, f"public.{table}", key, "{}", "too long")
+               for seq, table, key in ((0, "people", '{"id":1}'), (1, "other", '{"id":9}'))]  # fmt: skip
+    found = named(rejects, some)
+    assert [(one.table, one.key) for one in found] == [
+        ("public.people", None),
+        ("public.other", '{"id":9}'),
+    ]
+    kept, letters = Parked([(found[0].table, found[0].key)]).divide(some)
+    assert told(kept) == [("insert", "other", '{"id":9}')]
+    assert [(json.loads(one.change)["op"], one.key) for one in letters] == [
+        ("insert", None),
+        ("delete", None),
+        ("insert", None),
+    ]
+
+
+def test_a_key_parked_before_the_identity_became_an_index_beside_it_parks_the_whole_table() -> None:
+    by_email = relation("items", {"id": "int4", "email": "text"}, identity=(1,))
+    some = window(Transaction(100, (delete("a", of=by_email), insert(9, "o", into=OTHER))))
+    kept, letters = Parked(PARKED).divide(some)
+    assert told(kept) == [("insert", "other", '{"id":9}')]
+    assert [one.key for one in letters] == [None]
+
+
+def test_tables_whose_names_hold_dots_are_parked_apart() -> None:
+    first, second = relation("c", schema="a.b"), relation("b.c", schema="a")
+    some = window(Transaction(100, (insert(1, "x", into=first), insert(1, "y", into=second))))
+    rejected = reject(bytes(lines(some).data).splitlines()[0], "too long")
+    assert rejected.table == '"a.b".c'
+    kept, letters = Parked([(rejected.table, rejected.key)]).divide(some)
+    assert told(kept) == [("insert", "b.c", '{"id":1}')]
+    assert [one.table for one in letters] == [rejected.table]
 
 
 def test_keys_of_a_table_that_is_parked_whole_make_no_difference() -> None:

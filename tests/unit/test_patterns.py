@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from runnel.errors import UsageError
-from runnel.postgres.patterns import TablePatterns
+from runnel.postgres.patterns import TablePatterns, label, label_of
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,27 @@ def test_a_literal_name_wins_over_a_wildcard() -> None:
     assert found is not None
     assert found.literal
     assert [p.text for p in patterns.literals()] == ["public.orders"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "table", "written"),
+    [
+        ("public", "orders", "public.orders"),
+        ("public", "Odd name", "public.Odd name"),
+        ("a.b", "c", '"a.b".c'),
+        ("a", "b.c", 'a."b.c"'),
+        ('a"', '.b"', '"a""".".b"""'),
+    ],
+)
+def test_a_label_names_one_table_and_is_a_pattern_for_it(schema: str, table: str, written: str) -> None:
+    assert label(schema, table) == written
+    assert label_of(written) == written
+    if " " not in written:
+        [pattern] = TablePatterns([written]).literals()
+        assert pattern.matches(schema, table)
+
+
+def test_a_table_may_be_named_in_quotes_that_its_label_does_not_need() -> None:
+    assert label_of('"public"."orders"') == "public.orders"
+    assert label_of(' "a.b"."c" ') == '"a.b".c'
+    assert label_of("messages") == "messages"

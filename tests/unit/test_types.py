@@ -27,3 +27,9 @@ def test_a_type_survives_json() -> None:
         known = builtin(oid)
         assert known is not None
         assert ColumnType.from_json(known.to_json()) == known
+
+
+def test_a_domain_is_of_its_base_also_behind_json() -> None:
+    day = ColumnType(16500, "date", Shape.TEXT, domain_of=1082)
+    assert (day.base, ColumnType(16501, "date", Shape.TEXT).base) == (1082, 16501)
+    assert ColumnType.from_json(day.to_json()) == day

@@ -25,12 +25,14 @@ from .protocol import RelationMessage, TypeMessage
 Connect = Callable[[], "psycopg.Connection[Any]"]
 
 _PRIMARY_KEYS = """
-    SELECT i.indrelid::bigint, array_agg(a.attname::text ORDER BY a.attnum)
-      FROM pg_catalog.pg_index i
-      JOIN pg_catalog.pg_attribute a
+    SELECT c.oid::bigint, coalesce(array_agg(a.attname::text ORDER BY a.attnum)
+                                   FILTER (WHERE a.attname IS NOT NULL), '{}')
+      FROM pg_catalog.pg_class c
+      LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary AND i.indisvalid
+      LEFT JOIN pg_catalog.pg_attribute a
         ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
-     WHERE i.indrelid = ANY (%s::bigint[]::oid[]) AND i.indisprimary AND i.indisvalid
-     GROUP BY i.indrelid"""
+     WHERE c.oid = ANY (%s::bigint[]::oid[])
+     GROUP BY c.oid"""
 
 
 class Catalogue:
@@ -93,7 +95,7 @@ def build(
     primary_key: Sequence[str] | None,
     before: Relation | None = None,
 ) -> Relation:
-    """`primary_key`: by the catalogue, None where it has none or no longer has the table.
+    """`primary_key`: by the catalogue; empty where the table has none, None where the table is gone.
     `before`: the version last described, which knows the key of a table that is gone."""
     columns = tuple(Column(c.name, types[c.type_oid], c.typmod, c.identity) for c in message.columns)
     return Relation(
@@ -112,6 +114,8 @@ def _key(
     flagged = tuple(i for i, c in enumerate(message.columns) if c.identity)
     if message.identity == "d":
         return flagged
+    if primary_key is not None and not primary_key:  # it never had one, or it was dropped
+        return flagged if message.identity == "i" else ()
     place = {c.name: i for i, c in enumerate(message.columns)}
     known = [before.columns[i].name for i in before.key] if before is not None else None
     for names in (primary_key, known):

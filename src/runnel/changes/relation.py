@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..postgres.patterns import label
 from ..postgres.types import ColumnType
 
 
@@ -49,7 +50,13 @@ class Relation:
 
     @property
     def label(self) -> str:
-        return f"{self.schema}.{self.name}"
+        return label(self.schema, self.name)
+
+    @property
+    def tells_key(self) -> bool:
+        """Whether a row's key is the same in all its changes: it has one, and an old key has its columns.
+        A delete of a table whose replica identity is an index beside the primary key has other ones."""
+        return bool(self.key) and set(self.key) <= set(self.outline.identity)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -31,6 +31,8 @@ from .terminal import console
 if TYPE_CHECKING:
     from ..config import Config
 
+_SHOWN = 10
+"""Tables named in one line; `--json` has them all."""
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.BLOCK: "bold red"}
 
 
@@ -54,7 +56,8 @@ def _findings(config: Config) -> Iterator[Finding]:
     slot, finding = _state(config)
     with connect(config.source_url, f"runnel {name} check") as source:
         here = config.state_url == config.source_url
-        yield from server_findings(source, Needs(name, slot, config.source.failover, here))
+        needs = Needs(name, slot, config.source.failover, here, config.source.messages)
+        yield from server_findings(source, needs)
         yield replication_finding(config.source_url)
         if finding is not None:
             yield finding
@@ -86,9 +89,23 @@ def _show(findings: list[Finding]) -> None:
         grid.add_column(column, no_wrap=True)
     grid.add_column("message", overflow="fold")
     for level in (Level.BLOCK, Level.WARN, Level.OK):
-        for finding in (f for f in findings if f.level is level):
+        for finding in (f for f in _compact(findings) if f.level is level):
             style = _STYLES[level]
             grid.add_row(f"[{style}]{level}[/]", escape(finding.subject), escape(finding.message))
             if finding.sql:
                 grid.add_row("", "", f"[dim]→[/] {escape(finding.sql)}")
     console().print(grid)
+
+
+def _compact(findings: list[Finding]) -> Iterator[Finding]:
+    """Good tables of which there is the same to say share a line."""
+    alike: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.level is Level.OK and finding.identity is not None:
+            alike.setdefault(finding.message, []).append(finding.subject)
+        else:
+            yield finding
+    for message, names in alike.items():
+        shown = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
+        subject = "1 table" if len(names) == 1 else f"{len(names)} tables"
+        yield Finding(Level.OK, subject, f"{message}: {shown}")

@@ -11,6 +11,7 @@ from rich.table import Table as Grid
 
 from ..errors import RunnelError, UsageError
 from ..postgres.lsn import Lsn
+from ..postgres.patterns import label_of
 from ..progress.letters import Letter
 from ..progress.state import State
 from .invocation import invocation
@@ -20,7 +21,15 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Pipeline = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="Only of this pipeline.")]
 Named = Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name.")]
-OfTable = Annotated[str | None, typer.Option("--table", help="Only of this table: schema.table.")]
+OfTable = Annotated[
+    str | None,
+    typer.Option(
+        "--table",
+        parser=label_of,
+        metavar="TEXT",
+        help='Only of this table: schema.table, a name that holds a dot in quotes: "a.b".c.',
+    ),
+]
 OfKey = Annotated[str | None, typer.Option("--key", help="Only of this key, as `list` shows it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines: one object a line.")]
 At = Annotated[str, typer.Argument(metavar="LSN:SEQ", help="One letter, as `list` names it.")]

@@ -56,7 +56,8 @@ class Source(Settings):
     tables: Annotated[tuple[str, ...], BeforeValidator(_comma_separated)] = ("*.*",)
     """Tables to capture as `schema.table` patterns with `*`; a leading `!` excludes."""
     messages: bool = True
-    """Deliver what `pg_logical_emit_message` writes, as changes of the operation `message`."""
+    """Deliver what `pg_logical_emit_message` writes, as changes of the operation `message` (servers 14 and
+    later send it)."""
     streaming: bool = True
     """Receive large transactions before they commit (servers 14 and later); they wait on Runnel's disk."""
     failover: bool = False

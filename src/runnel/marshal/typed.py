@@ -25,22 +25,27 @@ import pyarrow.compute as pc
 
 from ..changes.block import I32, I64, Sheet, Tuples, Window
 from ..changes.relation import Column, Relation
+from ..postgres.types import BUILTIN
 from .json import member
 from .stamps import lsn_stamps
 
-_BY_NAME = {
-    "int2": pa.int16(),
-    "int4": pa.int32(),
-    "int8": pa.int64(),
-    "oid": pa.int64(),
-    "float4": pa.float32(),
-    "float8": pa.float64(),
-    "bool": pa.bool_(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us"),
-    "timestamptz": pa.timestamp("us", "UTC"),
-    "bytea": pa.binary(),
+_HOLDS = {
+    BUILTIN[name]: kind
+    for name, kind in {
+        "int2": pa.int16(),
+        "int4": pa.int32(),
+        "int8": pa.int64(),
+        "oid": pa.int64(),
+        "float4": pa.float32(),
+        "float8": pa.float64(),
+        "bool": pa.bool_(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us"),
+        "timestamptz": pa.timestamp("us", "UTC"),
+        "bytea": pa.binary(),
+    }.items()
 }
+"""By oid: a user's type may have any of these names."""
 _META = {
     "_op": pa.string(),
     "_lsn": pa.int64(),
@@ -70,9 +75,9 @@ class TypedRows:
 
 
 def arrow_type(column: Column) -> pa.DataType:
-    if column.type.name == "numeric":
+    if column.type.base == BUILTIN["numeric"]:
         return _decimal(column.typmod)
-    return _BY_NAME.get(column.type.name, pa.string())
+    return _HOLDS.get(column.type.base, pa.string())
 
 
 def _decimal(typmod: int) -> pa.DataType:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ..changes.block import U8
 from ..changes.relation import Relation
-from ..postgres.types import ColumnType, Shape
+from ..postgres.types import BUILTIN, ColumnType, Shape
 from .arrays import array_to_json, quote
 from .space import Gathered, Space
 
@@ -49,7 +49,7 @@ def _code(type: ColumnType) -> int:
         return INEXACT if type.name in ("float4", "float8", "numeric") else NOTHING
     if type.shape is Shape.JSON:  # jsonb never has a newline between its tokens
         return JSON if type.name != "jsonb" else NOTHING
-    if type.name == "char":  # before PostgreSQL 16 it may hold any byte
+    if type.base == BUILTIN["char"]:  # before PostgreSQL 16 it may hold any byte
         return SINGLE_BYTE
     return NOTHING if type.oid in _PLAIN else TEXT
 

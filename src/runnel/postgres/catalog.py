@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from .connect import Connection
 from .lsn import Lsn
+from .patterns import label
 
 IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 
@@ -66,7 +67,7 @@ class Table:
 
     @property
     def label(self) -> str:
-        return f"{self.schema}.{self.name}"
+        return label(self.schema, self.name)
 
 
 _TABLES = """

@@ -1,7 +1,10 @@
 """Which tables a user means: `schema.table` with `*`, a leading `!` excludes, quotes for odd names.
 
 Excludes always win. Inside double quotes `*` and `.` are plain characters and `""` is one quote.
-Names are compared as they are stored: no folding of case.
+Names are compared as they are stored: no folding of case. `label` is how a table is called everywhere:
+in logs, in `status`, in dead letters.
+
+What must hold: no two tables have one label.
 """
 
 from __future__ import annotations
@@ -14,6 +17,26 @@ from ..errors import UsageError
 
 _PART = r'("(?:[^"]|"")+"|[^".\s]+)'
 _PATTERN = re.compile(rf"(!?)\s*{_PART}\.{_PART}")
+_NAME = re.compile(r'("(?:[^"]|"")+"|[^".]+)\.("(?:[^"]|"")+"|[^".]+)')
+
+
+def label(schema: str, table: str) -> str:
+    """What a table is called: `schema.table`, names that hold a dot or a quote in quotes."""
+    return f"{_quoted(schema)}.{_quoted(table)}"
+
+
+def label_of(text: str) -> str:
+    """The label of the table that somebody names, with or without quotes."""
+    found = _NAME.fullmatch(text.strip())
+    return label(*map(_bare, found.groups())) if found else text
+
+
+def _quoted(part: str) -> str:
+    return '"' + part.replace('"', '""') + '"' if "." in part or '"' in part else part
+
+
+def _bare(part: str) -> str:
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +66,7 @@ class TablePattern:
 
 def _compile(part: str) -> re.Pattern[str]:
     if part.startswith('"'):
-        return re.compile(re.escape(part[1:-1].replace('""', '"')))
+        return re.compile(re.escape(_bare(part)))
     return re.compile(".*".join(re.escape(piece) for piece in part.split("*")), re.DOTALL)
 
 

@@ -31,6 +31,8 @@ class Finding:
     message: str
     sql: str | None = None
     """What mends it."""
+    identity: str | None = None
+    """Of a table: its replica identity. Each table that is taken has one finding that tells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Needs:
     failover: bool = False
     state_here: bool = True
     """Runnel's own tables are in the source too."""
+    messages: bool = False
+    """Logical messages are to be delivered."""
 
 
 def server_findings(connection: Connection, needs: Needs) -> Iterator[Finding]:
@@ -55,6 +59,7 @@ def server_findings(connection: Connection, needs: Needs) -> Iterator[Finding]:
     yield from _privileges(connection, needs)
     yield from _limits(settings)
     yield from _failover(server, settings, needs)
+    yield from _messages(server, needs)
     yield from _publication(connection, server, needs)
 
 
@@ -88,11 +93,9 @@ def table_findings(chosen: Sequence[tuple[Table, bool]], missing: Sequence[str])
         if table.unusable:
             level = Level.BLOCK if literal else Level.WARN
             tail = "" if literal else "; it stays unpublished"
-            yield Finding(level, table.label, table.unusable + tail, table.remedy)
-        elif table.identity == "full" and not table.key:
-            yield Finding(
-                Level.OK, table.label, "replica identity full without a primary key: changes have no key"
-            )
+            yield Finding(level, table.label, table.unusable + tail, table.remedy, table.identity)
+        else:
+            yield Finding(Level.OK, table.label, _identity(table), identity=table.identity)
         if table.leaves and not table.unusable:
             foreign = [leaf.label for leaf in table.leaves if leaf.kind == "f"]
             if foreign:
@@ -112,6 +115,13 @@ def table_findings(chosen: Sequence[tuple[Table, bool]], missing: Sequence[str])
         yield Finding(Level.OK, "tables", f"{good} can be published")
     else:
         yield Finding(Level.WARN, "tables", "source.tables takes no table that can be published")
+
+
+def _identity(table: Table) -> str:
+    """The same words for all tables of a kind, so that they can be told in one line."""
+    if table.identity == "full" and not table.key:
+        return "replica identity full without a primary key: changes have no key"
+    return f"replica identity {table.identity}"
 
 
 def _settings(connection: Connection) -> dict[str, Any]:
@@ -260,6 +270,16 @@ def _failover(server: Server, settings: dict[str, Any], needs: Needs) -> Iterato
             "synchronized_standby_slots",
             "empty: changes may be delivered before a standby has them, and a failover is then refused",
             "ALTER SYSTEM SET synchronized_standby_slots = '<the standby''s physical slot>'",
+        )
+
+
+def _messages(server: Server, needs: Needs) -> Iterator[Finding]:
+    if needs.messages and server.major < 14:
+        yield Finding(
+            Level.WARN,
+            "source.messages",
+            f"PostgreSQL {server.major} does not send what pg_logical_emit_message writes, 14 and later do:"
+            " none will be delivered (source.messages: false takes this warning away)",
         )
 
 

@@ -2,7 +2,7 @@
 
 Postgres' own text travels untouched through capture, log and decoding; only edges look at a
 `ColumnType`. Domains are already resolved to their base here: `oid` is what the table says,
-`name` the base type's name.
+`name` the base type's name. A user's type may have any name, also `bool`: what a type is, `base` says.
 
 `builtin` knows Postgres' own types by heart (their oids never change); `resolve` asks the catalogue
 for the rest: domains down to their base, arrays with element and delimiter. Enums, composites,
@@ -37,12 +37,21 @@ class ColumnType:
     shape: Shape
     element: ColumnType | None = None
     delimiter: str = ","
+    domain_of: int = 0
+    """Of a domain: the oid of the type at its bottom."""
+
+    @property
+    def base(self) -> int:
+        """The oid of the type whose values these are: a domain's are those of its base."""
+        return self.domain_of or self.oid
 
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"oid": self.oid, "name": self.name, "shape": self.shape.value}
         if self.element is not None:
             out["element"] = self.element.to_json()
             out["delimiter"] = self.delimiter
+        if self.domain_of:
+            out["domain_of"] = self.domain_of
         return out
 
     @classmethod
@@ -54,6 +63,7 @@ class ColumnType:
             shape=Shape(value["shape"]),
             element=cls.from_json(element) if element is not None else None,
             delimiter=value.get("delimiter", ","),
+            domain_of=value.get("domain_of", 0),
         )
 
 
@@ -96,6 +106,8 @@ def _builtins() -> dict[int, ColumnType]:
 
 
 _TYPES = _builtins()
+BUILTIN = {known.name: oid for oid, known in _TYPES.items()}
+"""Oids of Postgres' own types by name."""
 
 
 def builtin(oid: int) -> ColumnType | None:
@@ -144,7 +156,8 @@ def _resolved(oid: int, rows: dict[int, tuple[str, int, int, str] | None]) -> Co
         return ColumnType(oid, "unknown", Shape.TEXT)
     name, base, element, delimiter = row
     if base:
-        return replace(_resolved(base, rows), oid=oid)
+        found = _resolved(base, rows)
+        return replace(found, oid=oid, domain_of=found.base)
     if element:
         return ColumnType(oid, name, Shape.ARRAY, _resolved(element, rows), delimiter)
     return ColumnType(oid, name, Shape.TEXT)

@@ -6,6 +6,9 @@ What goes out: the window without their changes, and those changes as letters, i
 What must hold: a parked row that gets another key stays parked under it, and the key that a letter moves
 a row away from is parked too: the target still has that row. Both count for the rest of the task (there
 is only one while keys are parked); the driver starts the query anew for the next batch to know of them.
+A table whose deletes do not tell the key that its other changes have (its replica identity is an index
+beside the primary key) is parked as a whole: a delete would pass a parked row, which a replay would
+bring back.
 A message has no key and stands for itself: its name, (lsn, seq), is parked under the table "", so that
 it is left out when its batch runs again and messages behind it are delivered. Windows without a parked
 table pass untouched; only rows of parked tables are looked at one by one.
@@ -37,6 +40,8 @@ class _Row:
     table: str
     key: str | None
     old_key: str | None
+    whole: bool
+    """Of a table whose changes are all parked or none."""
 
 
 def covering(parked: Iterable[Key]) -> frozenset[Key]:
@@ -51,9 +56,18 @@ def covers(parked: frozenset[Key], letter: Reject) -> bool:
     return (letter.table, None) in parked or parked.issuperset(keys(letter))
 
 
-def named(reject: Reject) -> Reject:
-    """A sink knows no key of a message: it is parked by its name."""
-    return reject if reject.table != MESSAGES else replace(reject, key=_name(reject.lsn, reject.seq))
+def named(rejects: Iterable[Reject], window: Window) -> list[Reject]:
+    """What a sink rejects of a window, under the names by which it is parked: a message's, which no sink
+    knows, and none where keys do not tell rows apart."""
+    named = [
+        reject if reject.table != MESSAGES else replace(reject, key=_name(reject.lsn, reject.seq))
+        for reject in rejects
+    ]
+    if not named:
+        return named
+    relations = {relation for sheet in window.sheets for relation in sheet.relations}
+    whole = {relation.label for relation in relations if not relation.tells_key}
+    return [replace(one, key=None) if one.table in whole else one for one in named]
 
 
 def _name(lsn: Lsn, seq: int) -> str:
@@ -79,14 +93,18 @@ class Parked:
             table = block.relation.label if block.relation is not None else MESSAGES
             if table not in self._keys:
                 continue
-            now = _keys(window, block)
-            old = _old_keys(window, block)
+            whole = block.relation is not None and not block.relation.tells_key
+            now = [None] * len(block) if whole else _keys(window, block)
+            old = None if whole else _old_keys(window, block)
             for row, order in enumerate(block.order.tolist()):
-                yield _Row(order, at, row, table, now[row], old[row] if old else None)
+                yield _Row(order, at, row, table, now[row], old[row] if old else None, whole)
 
     def _takes(self, row: _Row) -> bool:
         parked = self._keys[row.table]
         if None in parked:
+            return True
+        if row.whole:  # its keys were parked while an old key still had them
+            parked.add(None)
             return True
         if row.key is None:
             return False  # a truncate has no key: it empties the table for the parked rows as well

@@ -23,6 +23,7 @@ from ..errors import RunnelError, UsageError
 from ..log import open_log
 from ..marshal import json as marshal_json
 from ..marshal.typed import arrow_schema, typed
+from ..postgres.patterns import label_of
 from .admission import Share, chain
 from .options import log_path
 
@@ -47,14 +48,14 @@ def schema(options: Mapping[str, str]) -> StructType | str:
 
     from .arrow_types import spark_type
 
-    relation = newest_relation(open_log(log_path(options)), options["table"])
+    relation = newest_relation(open_log(log_path(options)), label_of(options["table"]))
     fields = arrow_schema(relation)
     return StructType([StructField(field.name, spark_type(field.type), True) for field in fields])
 
 
 def read(options: Mapping[str, str], share: Share) -> Iterator[pa.RecordBatch]:
     log = open_log(log_path(options))
-    label = options["table"] if view_of(options) == "table" else None
+    label = label_of(options["table"]) if view_of(options) == "table" else None
     target = arrow_schema(newest_relation(log, label)) if label is not None else None
     for name in share.chunks:
         with closing(log.open(name)) as reader:
@@ -104,7 +105,8 @@ def newest_relation(log: ChangeLog, label: str) -> Relation:
             return found[-1]
     raise RunnelError(
         f"the change log {log.path} has no change of table {label!r} yet, so its columns are not known",
-        hint="name it as schema.table, as in the source; or read the changes view",
+        hint='name it as schema.table, as in the source, and in quotes what holds a dot: "a.b".c;'
+        " or read the changes view",
     )
 
 

@@ -135,7 +135,7 @@ def _deliver(spec: WorkSpec, share: Share, report: TaskReport) -> None:
                     if parked is not None:
                         kept, letters = parked.divide(window)
                         report.letters += letters
-                    report.rejects += map(named, writer.write(kept))
+                    report.rejects += named(writer.write(kept), kept)
                     report.changes += kept.changes
             if len(report.rejects) > MANY_REJECTS:
                 break

@@ -302,6 +302,19 @@ def test_letters_are_listed_shown_and_dropped(cli: RunnelCli, state: State) -> N
     assert state.letters() == []
 
 
+def test_letters_of_a_table_whose_name_holds_a_dot_are_found_by_its_name_in_quotes(
+    cli: RunnelCli, state: State
+) -> None:
+    cli.run("init")
+    tables = ('"a.b".c', 'a."b.c"')
+    change = '{"op":"insert"}'
+    state.store_letters("copy", [Reject(Lsn(n), 0, t, "{}", change, "") for n, t in enumerate(tables, 16)])
+    found = cli.run("dead-letters", "list", "--json", "--table", '"a.b"."c"').stdout.splitlines()
+    assert [json.loads(line)["table"] for line in found] == ['"a.b".c']
+    cli.run("dead-letters", "drop", "copy", "--table", 'a."b.c"')
+    assert state.parked("copy") == [('"a.b".c', "{}")]
+
+
 def test_a_ready_source_passes_the_check_and_surprises_are_told(cli: RunnelCli, connect: Connect) -> None:
     user = connect()
     user.execute("CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)")
@@ -310,10 +323,48 @@ def test_a_ready_source_passes_the_check_and_surprises_are_told(cli: RunnelCli, 
     found = json.loads(cli.run("check", "--json").stdout)
     assert found["ready"]
     warned = {f["subject"]: f for f in found["findings"] if f["level"] == "warn"}
-    assert set(warned) == {"public.p", "public.no_key"}
+    old = user.info.server_version < 140_000
+    assert set(warned) == {"public.p", "public.no_key"} | ({"source.messages"} if old else set())
     assert "TRUNCATE" in warned["public.p"]["message"]
     assert warned["public.no_key"]["sql"] == "ALTER TABLE public.no_key REPLICA IDENTITY FULL"
     assert "wal_level" in cli.run("check").stdout
+
+
+def test_the_check_tells_the_replica_identity_of_each_table(cli: RunnelCli, connect: Connect) -> None:
+    user = connect()
+    for number in range(12):
+        user.execute(f"CREATE TABLE t{number:02} (id int PRIMARY KEY)".encode())
+    user.execute("ALTER TABLE t03 REPLICA IDENTITY FULL")
+    user.execute("CREATE TABLE no_key (id int)")
+    user.execute("CREATE TABLE whole (id int)")
+    user.execute("ALTER TABLE whole REPLICA IDENTITY FULL")
+    found = json.loads(cli.run("check", "--json").stdout)["findings"]
+    told = {f["subject"]: f["identity"] for f in found if f["identity"]}
+    assert sum(f["identity"] is not None for f in found) == len(told) == 14
+    assert {name for name, identity in told.items() if identity == "full"} == {"public.t03", "public.whole"}
+    assert told["public.no_key"] == told["public.t00"] == "default"
+    shown = " ".join(cli.run("check").stdout.split())
+    assert "11 tables replica identity default: public.t00, public.t01, public.t02, public.t04" in shown
+    assert "public.t10 …" in shown
+    assert "1 table replica identity full: public.t03" in shown
+    assert "replica identity full without a primary key: changes have no key: public.whole" in shown
+
+
+@pytest.mark.long
+def test_a_server_that_sends_no_messages_is_told_unless_none_are_wanted(
+    runnel_cli: RunnelCli, make_server: MakeServer
+) -> None:
+    url = make_server(13).url()
+
+    def warned() -> set[str]:
+        found = json.loads(runnel_cli.run("check", "--json").stdout)["findings"]
+        return {f["subject"] for f in found if f["level"] == "warn"}
+
+    sink = "pipelines: {copy: {sink: {type: stdout}}}"
+    runnel_cli.config(f"source: {{url: '{url}', name: shop}}\n{sink}\n")
+    assert "source.messages" in warned()
+    runnel_cli.config(f"source: {{url: '{url}', name: shop, messages: false}}\n{sink}\n")
+    assert "source.messages" not in warned()
 
 
 def test_a_literal_table_without_identity_or_existence_blocks(

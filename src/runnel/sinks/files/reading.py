@@ -7,6 +7,7 @@ committed length are not looked at. Spans come in the order of the files' number
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -156,7 +157,17 @@ def _parquet(place: Place, span: Span) -> Iterator[bytes]:
 
 def _object(row: dict[str, Any], folder: str) -> str:
     table = {} if folder == MESSAGES else {"_table": folder}
-    return json.dumps(table | row, default=_text, ensure_ascii=False, separators=(",", ":"))
+    values = {name: _word(value) if isinstance(value, float) else value for name, value in row.items()}
+    return json.dumps(
+        table | values, default=_text, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    )
+
+
+def _word(value: float) -> float | str:
+    """JSON has no number for these: they are Postgres' words, as in the default JSON."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _text(value: Any) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from ...changes.block import Window
 from ...marshal.json import Lines, lines, lines_by_table
 from ...postgres.lsn import Lsn
+from ...postgres.patterns import label
 from ..api import Reject
 from ..trouble import told
 from .names import MESSAGES, folder_of
@@ -51,8 +52,8 @@ class JsonLines:
             return [("", lines(window))]
         tables = {relation.label: relation for sheet in window.sheets for relation in sheet.relations}
         return [
-            (folder_of(tables[label].schema, tables[label].name) if label else MESSAGES, some)
-            for label, some in lines_by_table(window).items()
+            (folder_of(tables[name].schema, tables[name].name) if name else MESSAGES, some)
+            for name, some in lines_by_table(window).items()
         ]
 
 
@@ -134,7 +135,7 @@ def reject(line: bytes, reason: str) -> Reject:
     return Reject(
         lsn=Lsn.parse(head[3].decode()),
         seq=int(head[4] or 0),
-        table=f"{json.loads(head[1])}.{json.loads(head[2])}" if head[1] else "",
+        table=label(json.loads(head[1]), json.loads(head[2])) if head[1] else "",
         key=key,
         change=text,
         reason=reason,
