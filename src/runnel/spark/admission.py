@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from ..errors import Refused
 from ..log.api import ChangeLog, ChunkRef
@@ -99,17 +100,13 @@ class Admission:
                 return start
             time.sleep(ASLEEP_LOOK if asleep and first_seen is None else LOOK)
 
-    def chunks(self, start: Lsn, end: Lsn) -> list[ChunkRef]:
-        """Exactly the chunks of (start, end]."""
+    def chunks(self, start: Lsn, end: Lsn, *, whole: bool = True) -> list[ChunkRef]:
+        """Exactly the chunks of (start, end]; unless they must be whole, the last may reach further."""
         self._look(start)
-        refs = [ref for ref in self._seen if ref.end <= end]
+        refs = [ref for ref in self._seen if ref.start < end]
         if not refs or refs[-1].end < end:  # a planner that began anew knows nothing of the batch yet
-            refs = []
-            for ref in chain(self._log, start):
-                if ref.end > end:
-                    break
-                refs.append(ref)
-        if not refs or refs[-1].end != end:
+            refs = list(takewhile(lambda ref: ref.start < end, chain(self._log, start)))
+        if not refs or refs[-1].end < end or (whole and refs[-1].end > end):
             raise Refused(
                 f"the change log {self._log.path} does not hold {start} to {end} any more",
                 hint="start the query again with a new checkpoint directory, or from `earliest`",
