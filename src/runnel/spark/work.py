@@ -27,6 +27,7 @@ from ..sinks.registry import SINKS
 from .admission import Share
 from .parked import Parked, named
 from .receipts import TaskError, TaskReport
+from .trouble import AGAIN
 
 MANY_REJECTS = 1000
 """The batch is run again after rejects, or fails: there is no use in collecting them all."""
@@ -111,8 +112,9 @@ def run(spec: WorkSpec, share: Share, attempt: int) -> TaskReport:
     except Exception as error:  # a sink's own client may raise anything: Spark tries the task again
         if attempt + 1 < spec.attempts:
             raise
-        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        report.error = TaskError(Kind.TRANSIENT, message, "")
+        where = f"{report.chunk or 'its writer'}, of {share.start} to {share.end}"
+        message = f"a task failed at {where}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        report.error = TaskError(Kind.TRANSIENT, message, AGAIN)
     report.cpu = time.process_time() - began
     return report
 
