@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from ..errors import Refused
@@ -59,6 +59,8 @@ class Share:
     captured: int
     """Changes in the chunks, as captured."""
     bytes: int
+    of: int = 1
+    """More than 1: all these tasks have the same chunks and divide the changes by key (keyed.py)."""
 
 
 class Admission:
@@ -163,6 +165,19 @@ def chain(log: ChangeLog, after: Lsn) -> Iterator[ChunkRef]:
         first = log.usage().first
         return iter(()) if first is None else log.chunks(first)
     return log.chunks(after)
+
+
+def shares_by_key(start: Lsn, end: Lsn, refs: list[ChunkRef], tasks: int) -> list[Share]:
+    """Every task has all chunks of the batch. A schema change, which concerns every key, is one task's.
+    What was captured is counted once."""
+    (whole,) = shares(start, end, refs, 1)
+    count = max(1, min(tasks, whole.bytes // SHARE_BYTES))
+    if count == 1 or any(ref.schema_change for ref in refs):
+        return [whole]
+    return [
+        replace(whole, index=index, of=count, captured=0 if index else whole.captured)
+        for index in range(count)
+    ]
 
 
 def shares(start: Lsn, end: Lsn, refs: list[ChunkRef], tasks: int) -> list[Share]:

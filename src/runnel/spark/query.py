@@ -30,7 +30,7 @@ PARKED_MAX_BYTES = 16 << 20
 
 def tasks(spark: SparkSession, cluster: Spark, configured: int | None, plan: Plan, *, parked: bool) -> int:
     """The most tasks that a batch may have."""
-    if plan is not Plan.STAGED or parked:
+    if plan is Plan.SINGLE or parked:
         return 1  # a parked key may move to another in one chunk and change in the next
     if configured is not None:
         return configured

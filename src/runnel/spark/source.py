@@ -21,7 +21,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from ..log import open_log
 from ..postgres.lsn import Lsn
-from .admission import Admission, Share, chain, shares
+from ..sinks.api import Plan
+from .admission import Admission, Share, chain, shares, shares_by_key
 from .control import Control
 from .options import limits, log_path, start_of, tasks
 from .receipts import SCHEMA as RECEIPT_SCHEMA
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from ..log.api import ChangeLog
+    from ..log.api import ChangeLog, ChunkRef
 
 BATCH_READ_BYTES = 64 << 20
 """Of log, per task of a batch read."""
@@ -99,7 +100,10 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         if stop <= begin:
             return []
         refs = self._admission.chunks(begin, stop, whole=self._whole)
-        return [InputPartition(share) for share in shares(begin, stop, refs, self._tasks)]
+        return [InputPartition(share) for share in self._shares(begin, stop, refs)]
+
+    def _shares(self, start: Lsn, end: Lsn, refs: list[ChunkRef]) -> list[Share]:
+        return shares(start, end, refs, tasks(self.options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from . import views
@@ -113,10 +117,6 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     @cached_property
     def _admission(self) -> Admission:
         return Admission(self._log, self._limits)
-
-    @property
-    def _tasks(self) -> int:
-        return tasks(self.options)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("options", "_limits", "_columns")  # a task needs neither log nor look-out
@@ -140,6 +140,10 @@ class WorkReader(StreamReader):
         context = TaskContext.get()
         report = work.run(spec, share, context.attemptNumber() if context is not None else 0)
         yield pa.RecordBatch.from_pydict({"receipt": [report.to_json()]})
+
+    def _shares(self, start: Lsn, end: Lsn, refs: list[ChunkRef]) -> list[Share]:
+        keyed = json.loads(self.options["spec"])["plan"] == Plan.KEYED
+        return (shares_by_key if keyed else shares)(start, end, refs, tasks(self.options))
 
     def _next_end(self, start: Lsn) -> Lsn:
         return self._control.offer(start, self._admission.next_end(start))

@@ -25,6 +25,7 @@ from ..log import open_log
 from ..sinks.api import Attempt, Plan, Reject
 from ..sinks.registry import SINKS
 from .admission import Share
+from .keyed import division
 from .parked import Parked, named
 from .receipts import TaskError, TaskReport
 from .trouble import AGAIN
@@ -126,6 +127,7 @@ def _deliver(spec: WorkSpec, share: Share, report: TaskReport) -> None:
     parked = Parked(spec.parked) if spec.parked else None
     finished = False
     try:
+        mine = division(log, share, messages=spec.messages) if share.of > 1 else None
         for name in share.chunks:
             report.chunk = name
             with closing(log.open(name)) as reader:
@@ -133,10 +135,12 @@ def _deliver(spec: WorkSpec, share: Share, report: TaskReport) -> None:
                 report.first_time = report.first_time or header.first_time
                 report.last_time = header.last_time or report.last_time
                 for window in decode(reader, share.start, messages=spec.messages):
-                    kept = window
+                    kept = window if mine is None else mine(window)
                     if parked is not None:
-                        kept, letters = parked.divide(window)
+                        kept, letters = parked.divide(kept)
                         report.letters += letters
+                    if not kept.changes:
+                        continue
                     report.rejects += map(named, writer.write(kept))
                     report.changes += kept.changes
             if len(report.rejects) > MANY_REJECTS:
