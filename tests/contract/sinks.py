@@ -36,6 +36,7 @@ from runnel.sinks.files.whole import WholeFiles
 from runnel.sinks.registry import SINKS, SinkContext
 from runnel.sinks.stdout import sink as stdout
 from runnel.sinks.stdout.settings import StdoutSettings
+from runnel.spark.keyed import part, ties_keys
 from windows import Transaction, delete, insert, relation, truncate, update, window
 
 Name = tuple[int, int]
@@ -150,7 +151,8 @@ class Pipeline:
             case Plan.SINGLE:
                 shares = [[window(t) for t in transactions]]
             case Plan.KEYED:
-                shares = [[window(*_of_task(transactions, task))] for task in range(2)]
+                tied = any(ties_keys(window(t)) for t in transactions)
+                shares = [[_of_task(window(t), task, tied) for t in transactions] for task in range(2)]
         return [self.task(batch, index, share) for index, share in enumerate(shares)]
 
     def task(self, batch: Batch, index: int, windows: Sequence[Window]) -> Receipt:
@@ -180,13 +182,9 @@ class Pipeline:
         self.sink.close()
 
 
-def _of_task(transactions: Sequence[Transaction], task: int) -> Iterator[Transaction]:
-    """A key is always the same task's: here by the table, so seq keeps its place in the transaction."""
-    for t in transactions:
-        for seq, change in enumerate(t.changes, t.first_seq):
-            assert change.relation is not None
-            if len(change.relation.name) % 2 == task:
-                yield Transaction(t.lsn, (change,), first_seq=seq)
+def _of_task(whole: Window, task: int, tied: bool) -> Window:
+    """What a task of two takes: a key is always the same one's, and what ties keys together the first's."""
+    return part(whole, task, 1 if tied else 2)
 
 
 # --- targets

@@ -60,18 +60,19 @@ def check(target: Target, sink_holds_position: bool, plan: Plan, expected: list[
     seen = once(target.seen(), sink_holds_position)
     if plan is Plan.KEYED:  # in order for each key, not over all of them
         assert sorted(seen) == expected
-        for parity in (0, 1):
-            some = [n for n in seen if _task(n) == parity]
-            assert some == sorted(some)
+        keys = {name: _key(name) for name in seen}
+        for key in set(keys.values()):
+            some = [name for name in seen if keys[name] == key]
+            assert some == sorted(some), key
     else:
         assert seen == expected
 
 
-def _task(name: Name) -> int:
+def _key(name: Name) -> tuple[str, object]:
     changes = {(t.lsn, seq): c for t in HISTORY for seq, c in enumerate(t.changes)}
-    table = changes[name].relation
-    assert table is not None
-    return len(table.name) % 2
+    change = changes[name]
+    assert change.relation is not None
+    return change.relation.name, (change.new or change.old or (None,))[0]
 
 
 def test_every_registered_sink_is_in_the_suite() -> None:

@@ -61,7 +61,7 @@ def test_once_delivers_everything_up_to_now_and_a_second_time_only_what_is_new(
     assert not list((runnel_cli.directory / "log" / "_spark").iterdir())
 
 
-def test_a_pipeline_that_starts_while_nothing_is_new_is_never_in_trouble(
+def test_a_pipeline_that_starts_while_nothing_is_new_is_never_in_trouble_and_tells_what_it_waits_for(
     shop: Shop, runnel_cli: RunnelCli
 ) -> None:
     runnel_cli.config(shop.config())
@@ -72,6 +72,12 @@ def test_a_pipeline_that_starts_while_nothing_is_new_is_never_in_trouble(
     scratch = runnel_cli.directory / "log" / "_spark"
     first = "*/pipelines/events/checkpoint-*/commits/0"
     await_condition(lambda: any(scratch.glob(first)), 120, what="the first batch, an empty one")
+
+    def shown() -> tuple[str, str | None]:
+        events = json.loads(runnel_cli.run("status", "--json").stdout)["pipelines"]["events"]
+        return events["state"], events["error"]
+
+    await_condition(lambda: shown() == ("waiting", "for capture, which is not running"), 60)
     idle.terminate()
     _, told = idle.communicate(timeout=60)
     assert idle.returncode == 0

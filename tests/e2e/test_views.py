@@ -15,10 +15,15 @@ SCRIPT = """
 import json, sys, time
 from pyspark.sql import SparkSession
 
-log, checkpoint = sys.argv[1:]
+log, checkpoint, until = sys.argv[1:]
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 changes = spark.read.format("runnel").option("log", log).load()
 table = spark.read.format("runnel").option("log", log).option("table", "public.orders").load()
+given = (
+    spark.read.format("runnel").option("log", log).option("table", "public.orders")
+    .option("until", until).option("max_bytes", "64MiB").schema("note string, id string, later int, _lsn long")
+    .load()
+)
 streamed = []
 
 def take(frame, _):
@@ -42,6 +47,7 @@ print(json.dumps({
     "table": [row["id"] for row in table.orderBy("_lsn", "_seq").collect()],
     "table_columns": table.columns,
     "streamed": streamed, "first": first,
+    "given": [list(row) for row in given.orderBy("_lsn").collect()],
 }))
 spark.stop()
 """
@@ -53,7 +59,7 @@ def test_a_plain_script_reads_changes_and_a_table_at_once_and_as_a_stream(tmp_pa
     maker.advance()
     maker.append(2, rows=2)
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "log"), str(tmp_path / "checkpoint")],
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "log"), str(tmp_path / "checkpoint"), "0/1300"],
         env={**os.environ, "PYTHONPATH": str(SOURCE), "PYSPARK_PYTHON": sys.executable},
         cwd=tmp_path,
         capture_output=True,
@@ -94,3 +100,4 @@ def test_a_plain_script_reads_changes_and_a_table_at_once_and_as_a_stream(tmp_pa
     assert seen["table"] == ids
     assert seen["streamed"] == ids
     assert seen["first"] == len(ids)
+    assert seen["given"] == [["x", "0-0", None, 0x1100], ["x", "1-0", None, 0x1200]]

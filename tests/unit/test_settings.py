@@ -7,7 +7,7 @@ import os
 import pytest
 from pydantic import ValidationError
 
-from runnel.settings import Duration, Path, Secret, Settings, Size, show_size
+from runnel.settings import SECRET_NAME, Duration, Path, Secret, Settings, Size, show_size
 from runnel.sinks.registry import SINKS
 
 
@@ -80,3 +80,20 @@ def test_each_field_of_a_sink_has_a_description(kind: str) -> None:
     for name, field in SINKS[kind].settings.model_fields.items():
         assert field.description, f"{kind}.{name}"
     assert SINKS[kind].settings.model_fields["type"].default == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("spark.hadoop.fs.s3a.secret.key", True),
+        ("spark.hadoop.fs.azure.account.key.shop.dfs.core.windows.net", True),
+        ("spark.hadoop.fs.azure.account.oauth2.client.secret.shop.dfs.core.windows.net", True),
+        ("spark.hadoop.fs.azure.sas.fixed.token.shop.dfs.core.windows.net", True),
+        ("spark.hadoop.fs.azure.sas.token.provider.type.shop.dfs.core.windows.net", False),
+        ("spark.hadoop.fs.azure.account.keyprovider.shop.dfs.core.windows.net", False),
+        ("spark.hadoop.fs.azure.account.auth.type.shop.dfs.core.windows.net", False),
+        ("spark.kubernetes.driver.secrets.store", False),
+    ],
+)
+def test_a_setting_that_holds_a_secret_is_known_by_its_name(name: str, secret: bool) -> None:
+    assert bool(SECRET_NAME.search(name)) is secret

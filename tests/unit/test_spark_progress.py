@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import pgoutput
+from logs import STEP, LogMaker
 from runnel.log.api import Lineage
 from runnel.postgres.lsn import Lsn
 from runnel.progress.position import Position
@@ -111,3 +114,54 @@ def test_a_replay_lets_go_of_the_log_as_it_passes_and_wholly_where_it_began(cloc
     progress.store(state)
     assert state.held == [600, None]
     assert state.stored == []
+
+
+def watching(maker: LogMaker, at: int, *, clock: float | None = None) -> Progress:
+    progress = Progress("p", maker.log)
+    position = Position(Lineage("7", 1, "s"), 1, Lsn(at))
+    progress.begin(position, position.lsn, holds_position=True, clock=clock)
+    return progress
+
+
+def test_a_position_behind_the_end_of_a_log_that_was_made_anew_waits_for_it(tmp_path: Path) -> None:
+    maker = LogMaker(tmp_path / "log")
+    end = maker.append(1)
+    progress = watching(maker, end + STEP)
+    progress.observe()
+    assert progress.state() == "waiting"
+    assert progress.why == f"for the change log, which ends at {end}, to reach {Lsn(end + STEP)}"
+    maker.append(2)
+    progress.observe()
+    assert (progress.state(), progress.why) == ("catching up", None)
+
+
+def test_a_pipeline_with_nothing_to_do_waits_for_a_capture_that_does_not_run(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    maker = LogMaker(tmp_path / "log")
+    progress = watching(maker, maker.append(1))
+    progress.observe(lambda: False)
+    assert progress.state() == "live"  # it may be being started
+    clock[0] += module.CAPTURE_SECONDS
+    progress.observe(lambda: False)
+    assert (progress.state(), progress.why) == ("waiting", "for capture, which is not running")
+    progress.observe(lambda: True)
+    assert progress.state() == "live"
+    clock[0] += module.CAPTURE_SECONDS
+    maker.append(1)
+    progress.observe(lambda: False)
+    assert progress.state() == "catching up"
+
+
+@pytest.mark.parametrize("ahead", [-600.0, 600.0])
+def test_commit_times_are_compared_with_the_clock_of_their_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    maker = LogMaker(tmp_path / "log")
+    committed = pgoutput.EPOCH / 1e6
+    monkeypatch.setattr(module.time, "time", lambda: committed + 2 - ahead)
+    progress = watching(maker, maker.start, clock=committed + 2)
+    maker.append(1)
+    progress.observe()
+    assert progress.state() == "live"
+    assert progress._lag_seconds == pytest.approx(2.0)

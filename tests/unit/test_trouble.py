@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runnel.errors import Kind, Refused, RunnelError, Transient
-from runnel.spark.trouble import told_by_spark
+from runnel.spark.trouble import as_error, told_by_spark
 
 SCRATCH = Path("/scratch")
 ABORTED = """An error occurred while calling o122.collectToPython.
@@ -73,3 +73,10 @@ def test_a_full_disk_is_named_with_its_directory() -> None:
     error = told_by_spark(ABORTED.format(first=full, more=""), SCRATCH)
     assert "/scratch" in error.message
     assert "space" in error.hint
+
+
+@pytest.mark.parametrize("caught", [OSError(28, "No space"), ConnectionError("gone"), KeyError("x")])
+def test_what_nobody_foresaw_says_that_it_is_tried_again(caught: Exception) -> None:
+    error = as_error(caught, SCRATCH)
+    assert error.kind is Kind.TRANSIENT
+    assert "tried again" in error.hint

@@ -171,7 +171,7 @@ class Pipeline(Settings):
     max_dead_letters: Annotated[int, Field(ge=1)] = 10_000
     """Most dead letters it may keep; the batch that would bring more stops it, and nothing is passed."""
     tasks: Annotated[int, Field(ge=1)] | None = None
-    """Most tasks per micro-batch; default: one per core but capture's, at least one."""
+    """Most tasks per micro-batch; default: one per core (on a single machine but capture's), at least 1."""
     batch: Batch = Field(default_factory=Batch)
     """How much is taken at once."""
 

@@ -14,18 +14,18 @@ itself makes all of them begin with one more underscore.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..changes.block import I32, I64, Sheet, Tuples, Window
 from ..changes.relation import Column, Relation
 from ..postgres.types import BUILTIN
+from .convert import converted
 from .json import member
 from .stamps import lsn_stamps
 
@@ -106,12 +106,12 @@ def _meta_names(relation: Relation) -> list[str]:
 
 def typed(window: Window) -> Iterator[TypedRows]:
     """The window's rows, apart for each version of each table. Messages are not rows of a table."""
-    for group in _groups(window):
+    for group in _groups(window.sheets):
         bad: dict[int, str] = {}
         relation = group.relations[0]
         arrays = _meta(window, relation, group.sheets)
         for number, column in enumerate(relation.columns):
-            arrays.append(_converted(_texts(group.sheets, number), arrow_type(column), column, bad))
+            arrays.append(converted(_texts(group.sheets, number), arrow_type(column), column, bad))
         rows = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(relation))
         misfits: dict[int, list[Misfit]] = {}
         for row, reason in sorted(bad.items()):
@@ -120,10 +120,62 @@ def typed(window: Window) -> Iterator[TypedRows]:
             yield TypedRows(group.relations[table], some, misfits.get(table, []))
 
 
+def typed_as(
+    window: Window, table: str, columns: pa.Schema
+) -> Iterator[tuple[pa.RecordBatch, list[Misfit]]]:
+    """The rows of one table under columns that were settled before, whatever its version: a column of the
+    row that is not among them is left out, one that the row lacks is null, and one of another type is
+    read from Postgres' text. `columns` may begin with Runnel's own under other names than this version
+    would give them; else those without more underscores are meant."""
+    names = dict(zip(_own_names(columns.names), _META, strict=True))
+    for group in _groups(_sheets_of(window, table)):
+        bad: dict[int, str] = {}
+        relation = group.relations[0]
+        places = {column.name: place for place, column in enumerate(relation.columns)}
+        own = dict(zip(_META, _meta(window, relation, group.sheets), strict=True))
+        arrays = []
+        for field in columns:
+            if field.name in names:
+                arrays.append(own[names[field.name]])
+            elif field.name not in places:
+                arrays.append(pa.nulls(len(group.order), field.type))
+            else:
+                place = places[field.name]
+                column = relation.columns[place]
+                foreign = arrow_type(column) != field.type
+                arrays.append(
+                    converted(_texts(group.sheets, place), field.type, column, bad, foreign=foreign)
+                )
+        rows = pa.RecordBatch.from_arrays(arrays, schema=columns)
+        misfits = [Misfit(int(group.order[row]), reason) for row, reason in sorted(bad.items())]
+        for _, some in group.apart(rows, np.fromiter(bad, np.intp)):
+            yield some, misfits
+
+
+def own_columns(names: Sequence[str]) -> dict[str, pa.DataType]:
+    """Those of a table's columns that are Runnel's, with the type that each has."""
+    return dict(zip(_own_names(names), _META.values(), strict=True))
+
+
+def _own_names(names: Sequence[str]) -> list[str]:
+    more = names[0].removesuffix("_op") if names and names[0].endswith("_op") else ""
+    ours = [more + name for name in _META]
+    return ours if set(more) <= {"_"} and list(names[: len(ours)]) == ours else list(_META)
+
+
+def _sheets_of(window: Window, table: str) -> Iterator[Sheet]:
+    for sheet in window.sheets:
+        mine = [number for number, relation in enumerate(sheet.relations) if relation.label == table]
+        if mine and len(mine) == len(sheet.relations):
+            yield sheet
+        elif mine and len(rows := np.flatnonzero(np.isin(sheet.which, mine))):
+            yield sheet.select(rows)
+
+
 def texts(window: Window) -> Iterator[tuple[Relation, pa.RecordBatch]]:
     """The same with Postgres' own text in every column, `_lsn` as Postgres writes it, and `_unchanged`
     as a JSON array. No value can be a misfit."""
-    for group in _groups(window):
+    for group in _groups(window.sheets):
         relation = group.relations[0]
         arrays = _meta(window, relation, group.sheets)
         which = np.concatenate([sheet.transaction for sheet in group.sheets])
@@ -196,10 +248,10 @@ class _Alike:
 _alike = _Alike()
 
 
-def _groups(window: Window) -> Iterator[_Group]:
+def _groups(sheets: Iterable[Sheet]) -> Iterator[_Group]:
     _alike.forget()
     found: dict[int, list[Sheet]] = {}
-    for sheet in window.sheets:
+    for sheet in sheets:
         if not sheet.relations:
             continue
         numbers = [_alike.number(relation) for relation in sheet.relations]
@@ -208,13 +260,13 @@ def _groups(window: Window) -> Iterator[_Group]:
             continue
         number = np.array(numbers)[sheet.which]
         rows = np.argsort(number, kind="stable")
-        for mine in np.split(rows, np.flatnonzero(np.diff(number[rows])) + 1):
-            found.setdefault(int(number[mine[0]]), []).append(sheet.select(mine))
-    for sheets in found.values():
+        for some in np.split(rows, np.flatnonzero(np.diff(number[rows])) + 1):
+            found.setdefault(int(number[some[0]]), []).append(sheet.select(some))
+    for mine in found.values():
         places = _Places()
-        table = np.concatenate([places.of(sheet) for sheet in sheets])
-        order = np.concatenate([sheet.order for sheet in sheets])
-        yield _Group(places.relations, sheets, table, order)
+        table = np.concatenate([places.of(sheet) for sheet in mine])
+        order = np.concatenate([sheet.order for sheet in mine])
+        yield _Group(places.relations, mine, table, order)
 
 
 class _Places:
@@ -314,54 +366,6 @@ def _before(window: Window, sheet: Sheet) -> pa.Array:
     if sheet.new is None or sheet.old is None:
         return pa.nulls(len(sheet), pa.string())
     return member(window, sheet, "before").cast(pa.string())
-
-
-def _converted(text: pa.Array, kind: pa.DataType, column: Column, bad: dict[int, str]) -> pa.Array:
-    try:
-        return _convert(text, kind)
-    except (pa.ArrowInvalid, ValueError):
-        pass
-    # Something does not fit: find out what, value by value, once for each distinct one.
-    distinct = text.dictionary_encode()
-    reasons: dict[int, str] = {}
-    for index, value in enumerate(distinct.dictionary):
-        try:
-            _convert(pa.array([value.as_py()], pa.binary()), kind)
-        except (pa.ArrowInvalid, ValueError):
-            shown = value.as_py().decode(errors="replace")[:60]
-            what = "UTF-8" if kind == pa.string() else str(kind)
-            reasons[index] = f"column {column.name!r}: {shown!r} cannot be held as {what}"
-    codes: npt.NDArray[Any] = distinct.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    wrong = np.isin(codes, list(reasons))
-    for row in np.flatnonzero(wrong).tolist():
-        bad.setdefault(row, reasons[int(codes[row])])
-    return _convert(pc.if_else(pa.array(~wrong), text, pa.scalar(None, pa.binary())), kind)
-
-
-def _convert(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    if kind == pa.binary():
-        return _bytes(text)
-    if kind == pa.bool_():
-        return pc.equal(text, b"t")
-    text = text.cast(pa.string())  # checks that it is UTF-8
-    return text if kind == pa.string() else text.cast(kind)
-
-
-def _bytes(text: pa.Array) -> pa.Array:
-    r"""`\x6869` to its bytes: all hex digits of the column at once."""
-    if text.null_count == len(text):
-        return text
-    bounds = np.frombuffer(text.buffers()[1], np.int32)[text.offset : text.offset + len(text) + 1]
-    data = np.frombuffer(text.buffers()[2], np.uint8)[bounds[0] : bounds[-1]]
-    bounds = bounds - bounds[0]
-    there: npt.NDArray[Any] = text.is_valid().to_numpy(zero_copy_only=False)
-    digits = np.ones(len(data), np.bool_)
-    digits[bounds[:-1][there]] = digits[bounds[:-1][there] + 1] = False
-    raw = bytes.fromhex(data[digits].tobytes().decode())
-    sizes = np.where(there, (np.diff(bounds) - 2) // 2, 0)
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    valid = pa.array(there).buffers()[1] if text.null_count else None
-    return pa.Array.from_buffers(pa.binary(), len(text), [valid, pa.py_buffer(offsets), pa.py_buffer(raw)])
 
 
 def messages(window: Window) -> pa.RecordBatch:

@@ -24,6 +24,7 @@ from typing import Any, Self
 from ..errors import Refused, RunnelError, Transient
 from ..failpoints import failpoint
 from ..log.api import Lineage
+from ..postgres import catalog
 from ..postgres import connect as postgres
 from ..postgres.connect import Connection, connect
 from ..postgres.lsn import Lsn
@@ -94,6 +95,11 @@ class State:
             return True
 
     # the subscription
+
+    def clock(self) -> float:
+        """The server's."""
+        with self._lock:
+            return catalog.clock(self.connection)
 
     def subscription(self) -> Subscription | None:
         with self._lock:

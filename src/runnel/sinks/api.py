@@ -45,7 +45,9 @@ class Plan(StrEnum):
     SINGLE = "single"
     """One task applies the whole batch in the target's own transaction, with the position."""
     KEYED = "keyed"
-    """A key is always handled by the same task, in order; writes show at once."""
+    """Within a batch a (table, key) is always handled by the same task, in order, and batches follow one
+    another; writes show at once. A table without a key is one task's, and a batch in which a row gets
+    another key, a table is truncated or altered is the first task's as a whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from ..errors import Refused
 from ..log.api import ChangeLog, ChunkRef
@@ -58,6 +59,8 @@ class Share:
     captured: int
     """Changes in the chunks, as captured."""
     bytes: int
+    of: int = 1
+    """More than 1: all these tasks have the same chunks and divide the changes by key (keyed.py)."""
 
 
 class Admission:
@@ -99,17 +102,13 @@ class Admission:
                 return start
             time.sleep(ASLEEP_LOOK if asleep and first_seen is None else LOOK)
 
-    def chunks(self, start: Lsn, end: Lsn) -> list[ChunkRef]:
-        """Exactly the chunks of (start, end]."""
+    def chunks(self, start: Lsn, end: Lsn, *, whole: bool = True) -> list[ChunkRef]:
+        """Exactly the chunks of (start, end]; unless they must be whole, the last may reach further."""
         self._look(start)
-        refs = [ref for ref in self._seen if ref.end <= end]
+        refs = [ref for ref in self._seen if ref.start < end]
         if not refs or refs[-1].end < end:  # a planner that began anew knows nothing of the batch yet
-            refs = []
-            for ref in chain(self._log, start):
-                if ref.end > end:
-                    break
-                refs.append(ref)
-        if not refs or refs[-1].end != end:
+            refs = list(takewhile(lambda ref: ref.start < end, chain(self._log, start)))
+        if not refs or refs[-1].end < end or (whole and refs[-1].end > end):
             raise Refused(
                 f"the change log {self._log.path} does not hold {start} to {end} any more",
                 hint="start the query again with a new checkpoint directory, or from `earliest`",
@@ -166,6 +165,19 @@ def chain(log: ChangeLog, after: Lsn) -> Iterator[ChunkRef]:
         first = log.usage().first
         return iter(()) if first is None else log.chunks(first)
     return log.chunks(after)
+
+
+def shares_by_key(start: Lsn, end: Lsn, refs: list[ChunkRef], tasks: int) -> list[Share]:
+    """Every task has all chunks of the batch. A schema change, which concerns every key, is one task's.
+    What was captured is counted once."""
+    (whole,) = shares(start, end, refs, 1)
+    count = max(1, min(tasks, whole.bytes // SHARE_BYTES))
+    if count == 1 or any(ref.schema_change for ref in refs):
+        return [whole]
+    return [
+        replace(whole, index=index, of=count, captured=0 if index else whole.captured)
+        for index in range(count)
+    ]
 
 
 def shares(start: Lsn, end: Lsn, refs: list[ChunkRef], tasks: int) -> list[Share]:

@@ -1,4 +1,4 @@
-"""Spark's type for each Arrow type that a table view can have. PySpark's own mapping needs pandas."""
+"""Spark's type for each Arrow type that a table view can have, and back. PySpark's own needs pandas."""
 
 from __future__ import annotations
 
@@ -26,4 +26,20 @@ _PLAIN = {
     pa.date32(): types.DateType,
     pa.binary(): types.BinaryType,
     pa.string(): types.StringType,
+}
+
+
+def arrow_type(kind: types.DataType) -> pa.DataType | None:
+    """None: a table view has no such columns."""
+    if isinstance(kind, types.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, types.ArrayType):
+        of = arrow_type(kind.elementType)
+        return None if of is None else pa.list_(of)
+    return _BACK.get(type(kind))
+
+
+_BACK = {spark: arrow for arrow, spark in _PLAIN.items()} | {
+    types.TimestampType: pa.timestamp("us", "UTC"),
+    types.TimestampNTZType: pa.timestamp("us"),
 }

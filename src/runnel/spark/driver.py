@@ -26,6 +26,7 @@ from ..postgres.lsn import Lsn
 from .pipeline import Outcome, Pipeline
 from .scratch import scratch_directory
 from .session import close_session, open_session
+from .trouble import AGAIN as AGAIN_BY_ITSELF
 from .trouble import JVM_ENDED
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _watch(runs: Sequence[_Run], spark: SparkSession, stopping: threading.Event)
                 run.pipeline.stop()
         if jvm is not None and jvm.poll() is not None:
             for run in runs:
-                emit("state", run.pipeline.name, state="retrying", error=JVM_ENDED, hint="")
+                emit("state", run.pipeline.name, state="retrying", error=JVM_ENDED, hint=AGAIN_BY_ITSELF)
             os._exit(AGAIN)
         if asked:
             time.sleep(LOOK / 4)

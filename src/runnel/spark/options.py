@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from ..errors import UsageError
 from ..log.api import ChangeLog
 from ..postgres.lsn import Lsn
+from ..settings import parse_size
 from .admission import Limits
 
 
@@ -18,12 +20,35 @@ def log_path(options: Mapping[str, str]) -> str:
 
 
 def limits(options: Mapping[str, str]) -> Limits:
-    until = options.get("until")
     return Limits(
-        max_bytes=int(options.get("max_bytes", 256 << 20)),
-        linger=float(options.get("linger", "0")),
-        until=Lsn.parse(until) if until else None,
+        max_bytes=_parsed(options, "max_bytes", _size, "a size such as 64MiB") or Limits().max_bytes,
+        linger=_parsed(options, "linger", float, "seconds such as 0.5") or 0.0,
+        until=_parsed(options, "until", Lsn.parse, "an LSN such as 0/16B3748"),
     )
+
+
+def tasks(options: Mapping[str, str]) -> int:
+    return max(1, _parsed(options, "tasks", int, "a number of tasks") or 2)
+
+
+T = TypeVar("T")
+
+
+def _parsed(options: Mapping[str, str], name: str, parse: Callable[[str], T], what: str) -> T | None:
+    text = options.get(name)
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{name}={text!r} is not {what}", hint=f'.option("{name}", …) is {what}'
+        ) from error
+
+
+def _size(text: str) -> int:
+    size = parse_size(text)
+    if not size:
+        raise ValueError("nothing would fit")
+    return size
 
 
 def start_of(log: ChangeLog, start: str) -> Lsn:

@@ -36,7 +36,7 @@ from ..postgres.lsn import Lsn
 from ..progress.letters import Key, Passed
 from ..progress.owners import AlreadyRunning
 from ..progress.position import Position
-from ..progress.state import State
+from ..progress.state import CAPTURE, State
 from ..sinks.api import Batch, Plan, Reject, Sink
 from ..sinks.opening import open_sink
 from ..sinks.registry import SINKS, SinkContext
@@ -46,6 +46,7 @@ from .parked import covering, covers
 from .progress import Progress
 from .query import options, start, tasks
 from .receipts import BatchReport
+from .standing import check_log
 from .trouble import as_error, query_error, undeliverable
 from .work import WorkSpec
 
@@ -156,8 +157,9 @@ class Pipeline:
         stage = f"{self._config.stages}/{self.name}"
         self._sink = sink = sink_type.sink(self._settings.sink, SinkContext(self.name, stage))
         position = open_sink(sink, self.name, recorded, state)
-        self._progress.begin(position, recorded.lsn, holds_position=sink.capabilities.holds_position)
-        self._check_log(position)
+        holds_position = sink.capabilities.holds_position
+        self._progress.begin(position, recorded.lsn, holds_position=holds_position, clock=state.clock())
+        check_log(self._log, self.name, position)
         if self._reached() or self._stop.is_set():
             return self._finish()
         single = sink.capabilities.plan is Plan.SINGLE
@@ -217,8 +219,11 @@ class Pipeline:
             self._control.hold()
         elif paused and not row.paused:
             self._control.release()
-        self._progress.observe()
-        self._tell("paused" if row.paused else self._progress.state())
+        self._progress.observe(lambda: state.owner(CAPTURE) is not None)
+        if row.paused:
+            self._tell("paused")
+        else:
+            self._tell(self._progress.state(), why=self._progress.why)
         self._progress.show()
         return row.paused
 
@@ -373,23 +378,6 @@ class Pipeline:
             self._state = None
             self._lost_owner_at = time.monotonic()
 
-    def _check_log(self, position: Position) -> None:
-        """A gap or a foreign log is an error here, in our words, before Spark meets it. A position past
-        the log's end is legal: capture brings the log there."""
-        first = next(iter(self._log.chunks(position.lsn)), None)
-        if first is None:
-            return
-        reader = self._log.open(first.name)
-        lineage = reader.header.lineage
-        reader.close()
-        # Not the timeline: capture, which starts beside us, may have just found a failover clean.
-        if not any(known.same_source(lineage) for known in (position.lineage, *position.former)):
-            raise Refused(
-                f"the change log {self._log.path} was written from slot {lineage.slot} of another source"
-                f" than pipeline {self.name!r} follows (slot {position.lineage.slot})",
-                hint="point log.path at this subscription's own log",
-            )
-
     def _close_sink(self) -> None:
         if self._sink is not None:
             with self._lock:
@@ -401,9 +389,9 @@ class Pipeline:
         self._tell("failed", error)
         return Outcome.FAILED  # still its owner: `status` says failed as long as this driver lives
 
-    def _tell(self, state: str, error: RunnelError | None = None) -> None:
+    def _tell(self, state: str, error: RunnelError | None = None, *, why: str | None = None) -> None:
         """To the supervisor, and to the state for `status` (if it can be reached)."""
-        fields: dict[str, Any] = {"state": state}
+        fields: dict[str, Any] = {"state": state} if why is None else {"state": state, "why": why}
         if error is not None:
             fields |= {"error": error.message, "hint": error.hint}
         if not self._progress.changed_state(fields):
@@ -415,8 +403,10 @@ class Pipeline:
                 "%s is %s%s",
                 self.name,
                 state,
-                f": {error.message}" if error is not None else "",
+                f": {error.message if error is not None else why}" if error is not None or why else "",
             )
         if self._state is not None:
             with suppress(psycopg.Error):  # who uses it next, or the next attempt, says what is wrong
-                self._state.set_state(self.name, state, error=error.message if error else None)
+                detail = None if why is None else {"why": why}
+                message = None if error is None else error.message
+                self._state.set_state(self.name, state, error=message, detail=detail)

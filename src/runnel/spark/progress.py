@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from ..events import emit
-from ..log.api import ChangeLog
+from ..log.api import ChangeLog, ChunkRef
 from ..postgres.lsn import Lsn
 from ..progress.position import Position
 from ..progress.state import State
 from .receipts import BatchReport
+from .standing import past_end
 
 STORE_EVERY = 1.0
 HOLD_EVERY = 5.0
@@ -25,6 +27,8 @@ EMPTY_STEP = 16 << 20
 RATE_SECONDS = 10.0
 BEHIND_SECONDS = 10.0
 LIVE_SECONDS = 3.0
+CAPTURE_SECONDS = 5.0
+"""A capture that is away for less is being started."""
 
 
 class Progress:
@@ -47,10 +51,22 @@ class Progress:
         self._lag_bytes = 0
         self._lag_seconds = 0.0
         self._behind = False
+        self._clock_ahead = 0.0
+        """Of the server, whose commit times are: our own clock may be another."""
+        self._looks_for_end = False
+        """The log may end before the position; only when a query starts: then it is not made anew."""
+        self._captured_at = 0.0
+        self.why: str | None = None
+        """What it waits for."""
         self._told: dict[str, Any] = {}
 
-    def begin(self, position: Position, stored: Lsn, *, holds_position: bool) -> None:
-        """The query starts at `position`, which the sink says is the truth."""
+    def begin(
+        self, position: Position, stored: Lsn, *, holds_position: bool, clock: float | None = None
+    ) -> None:
+        """The query starts at `position`, which the sink says is the truth. `clock`: the server's, now."""
+        self._clock_ahead = 0.0 if clock is None else clock - time.time()
+        self._looks_for_end = True
+        self._captured_at = time.monotonic()
         self._position = position
         self._holds_position = holds_position
         self.accepted = self.durable = position.lsn
@@ -91,20 +107,35 @@ class Progress:
         self._unstored_changes = 0
         self._something_since_store = self.durable < self.accepted
 
-    def observe(self) -> None:
+    def observe(self, capture_lives: Callable[[], bool] = lambda: True) -> None:
         """Look how far the log is ahead. Chunks in which nothing happened have no commit that waits."""
+        waiting: ChunkRef | None = None
         self._lag_bytes, self._lag_seconds = 0, 0.0
         for number, waiting in enumerate(self._log.chunks(self.accepted) if self.accepted else ()):
             if number == 0:
                 end = self._log.usage().end or waiting.end
                 self._lag_bytes = max(0, end - self.accepted)
             if waiting.last_time:
-                self._lag_seconds = max(0.0, time.time() - waiting.last_time / 1e6)
+                self._lag_seconds = max(0.0, time.time() + self._clock_ahead - waiting.last_time / 1e6)
                 break
         limit = LIVE_SECONDS if self._behind else BEHIND_SECONDS
         self._behind = self._lag_seconds > limit
+        self.why = None if waiting is not None else self._waits_for(capture_lives)
+
+    def _waits_for(self, capture_lives: Callable[[], bool]) -> str | None:
+        """Nothing is there to deliver: is that because nothing happens, or because nobody brings it?"""
+        now = time.monotonic()
+        if capture_lives():
+            self._captured_at = now
+        if now - self._captured_at >= CAPTURE_SECONDS:
+            return "for capture, which is not running"
+        why = past_end(self._log, self.accepted) if self._looks_for_end else None
+        self._looks_for_end = why is not None
+        return why
 
     def state(self) -> str:
+        if self.why is not None:
+            return "waiting"
         return "catching up" if self._behind else "live"
 
     def rate(self) -> float:

@@ -30,11 +30,14 @@ PARKED_MAX_BYTES = 16 << 20
 
 def tasks(spark: SparkSession, cluster: Spark, configured: int | None, plan: Plan, *, parked: bool) -> int:
     """The most tasks that a batch may have."""
-    if plan is not Plan.STAGED or parked:
+    if plan is Plan.SINGLE or parked:
         return 1  # a parked key may move to another in one chunk and change in the next
     if configured is not None:
         return configured
-    return max(1, spark_session.cores(cluster.master) - 1)  # one core is capture's
+    master = cluster.settings.get("spark.master", cluster.master)
+    if spark_session.is_local(master):
+        return max(1, spark_session.cores(master) - 1)  # one core is capture's
+    return max(1, int(spark.sparkContext.defaultParallelism))  # the cluster's cores, as it has them now
 
 
 def options(

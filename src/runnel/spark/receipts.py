@@ -49,7 +49,7 @@ class TaskReport:
     """It finished nothing: there are rejects, or letters that have to be stored before it commits."""
     error: TaskError | None = None
     chunk: str = ""
-    """The last chunk it worked on."""
+    """The last chunk it worked on: what its error names."""
     cpu: float = 0.0
 
     def to_json(self) -> str:

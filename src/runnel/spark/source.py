@@ -14,22 +14,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from ..log import open_log
 from ..postgres.lsn import Lsn
-from .admission import Admission, Share, chain, shares
+from ..sinks.api import Plan
+from .admission import Admission, Share, chain, shares, shares_by_key
 from .control import Control
-from .options import limits, log_path, start_of
+from .options import limits, log_path, start_of, tasks
 from .receipts import SCHEMA as RECEIPT_SCHEMA
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from ..log.api import ChangeLog
+    from ..log.api import ChangeLog, ChunkRef
 
 BATCH_READ_BYTES = 64 << 20
 """Of log, per task of a batch read."""
@@ -50,17 +52,30 @@ class RunnelDataSource(DataSource):  # type: ignore[misc]
 
     def streamReader(self, schema: StructType) -> StreamReader:
         options = dict(self.options)
-        return WorkReader(options) if options.get("view") == "work" else StreamReader(options)
+        if options.get("view") == "work":
+            return WorkReader(options)
+        from . import views
+
+        return StreamReader(options, views.columns(options, schema))
 
     def reader(self, schema: StructType) -> BatchReader:
-        return BatchReader(dict(self.options))
+        from . import views
+
+        options = dict(self.options)
+        return BatchReader(options, views.columns(options, schema))
 
 
 class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
-    """Streams a public view."""
+    """Streams a public view. With `until` the last offset is exactly there, inside a chunk if need be: a
+    later query goes on from it without a gap."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
+    _whole = False
+    """Whether a batch must end with a chunk."""
+
+    def __init__(self, options: Mapping[str, str], columns: pa.Schema | None = None) -> None:
         self.options = dict(options)
+        self._limits = limits(self.options)
+        self._columns = columns
         self._at: Lsn | None = None
 
     def initialOffset(self) -> dict[str, str]:
@@ -73,20 +88,27 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         if self._at is None:
             self.initialOffset()
         assert self._at is not None  # noqa: S101
-        return {"lsn": str(self._admission.next_end(self._at))}
+        return {"lsn": str(self._next_end(self._at))}
+
+    def _next_end(self, start: Lsn) -> Lsn:
+        end = self._admission.next_end(start)
+        return end if self._limits.until is None else min(end, max(start, self._limits.until))
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         begin, stop = Lsn.parse(start["lsn"]), Lsn.parse(end["lsn"])
         self._at = stop
         if stop <= begin:
             return []
-        refs = self._admission.chunks(begin, stop)
-        return [InputPartition(share) for share in shares(begin, stop, refs, self._tasks)]
+        refs = self._admission.chunks(begin, stop, whole=self._whole)
+        return [InputPartition(share) for share in self._shares(begin, stop, refs)]
+
+    def _shares(self, start: Lsn, end: Lsn, refs: list[ChunkRef]) -> list[Share]:
+        return shares(start, end, refs, tasks(self.options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from . import views
 
-        return views.read(self.options, partition.value)
+        return views.read(self.options, self._columns, partition.value)
 
     @cached_property
     def _log(self) -> ChangeLog:
@@ -94,18 +116,17 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
 
     @cached_property
     def _admission(self) -> Admission:
-        return Admission(self._log, limits(self.options))
-
-    @property
-    def _tasks(self) -> int:
-        return int(self.options.get("tasks", "2"))
+        return Admission(self._log, self._limits)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "_at": None}  # a task needs neither log nor look-out
+        kept = ("options", "_limits", "_columns")  # a task needs neither log nor look-out
+        return {name: getattr(self, name) for name in kept} | {"_at": None}
 
 
 class WorkReader(StreamReader):
-    """A pipeline's query: tasks deliver, rows are receipts."""
+    """A pipeline's query: tasks deliver, rows are receipts. `until` only has to be reached."""
+
+    _whole = True
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -120,10 +141,12 @@ class WorkReader(StreamReader):
         report = work.run(spec, share, context.attemptNumber() if context is not None else 0)
         yield pa.RecordBatch.from_pydict({"receipt": [report.to_json()]})
 
-    def latestOffset(self, start: dict[str, str] | None = None, limit: Any = None) -> dict[str, str]:
-        end = Lsn.parse(super().latestOffset(start, limit)["lsn"])
-        assert self._at is not None  # noqa: S101
-        return {"lsn": str(self._control.offer(self._at, end))}
+    def _shares(self, start: Lsn, end: Lsn, refs: list[ChunkRef]) -> list[Share]:
+        keyed = json.loads(self.options["spec"])["plan"] == Plan.KEYED
+        return (shares_by_key if keyed else shares)(start, end, refs, tasks(self.options))
+
+    def _next_end(self, start: Lsn) -> Lsn:
+        return self._control.offer(start, self._admission.next_end(start))
 
     @cached_property
     def _control(self) -> Control:
@@ -131,28 +154,31 @@ class WorkReader(StreamReader):
 
     @cached_property
     def _admission(self) -> Admission:
-        return Admission(self._log, limits(self.options), self._control.held)
+        return Admission(self._log, self._limits, self._control.held)
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]
-    """Reads a public view once: what the log holds from `start` on, to the chunk that reaches `until`."""
+    """Reads a public view once: everything the log holds from `start` on, up to `until`."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str], columns: pa.Schema | None = None) -> None:
         self.options = dict(options)
+        self._limits = limits(self.options)
+        self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
         log = open_log(log_path(self.options))
         start = start_of(log, self.options.get("start", "earliest"))
-        until = limits(self.options).until
-        refs = [ref for ref in chain(log, start) if until is None or ref.start < until]
-        if not refs:
+        until = self._limits.until
+        refs = list(takewhile(lambda ref: until is None or ref.start < until, chain(log, start)))
+        end = min([ref.end for ref in refs[-1:]] + ([] if until is None else [until]), default=start)
+        if not refs or end <= start:
             return [InputPartition(None)]  # Spark would take "no partitions" for one with nothing to say
-        tasks = max(2, sum(ref.bytes for ref in refs) // BATCH_READ_BYTES)
-        return [InputPartition(share) for share in shares(start, refs[-1].end, refs, tasks)]
+        count = max(2, sum(ref.bytes for ref in refs) // BATCH_READ_BYTES)
+        return [InputPartition(share) for share in shares(start, end, refs, count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from . import views
 
         if partition.value is None:
             return iter(())
-        return views.read(self.options, partition.value)
+        return views.read(self.options, self._columns, partition.value)

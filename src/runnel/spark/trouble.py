@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("runnel.pipeline")
 
 JVM_ENDED = "Spark's JVM ended"
-AGAIN = "it is tried again by itself; --debug shows all that Spark says"
+AGAIN = "it is tried again by itself; --debug shows more"
 
 _FULL = "No space left on device"
 _CAUSE = re.compile(
@@ -54,14 +54,14 @@ def as_error(caught: BaseException, scratch: Path) -> RunnelError:
         return caught
     text = " ".join(str(caught).split())
     if isinstance(caught, psycopg.OperationalError):
-        return Transient(f"the state database is away: {text}", hint="it is tried again by itself")
+        return Transient(f"the state database is away: {text}", hint=AGAIN)
     if isinstance(caught, ConnectionError) or type(caught).__name__ == "Py4JNetworkError":
-        return Transient(JVM_ENDED)
+        return Transient(JVM_ENDED, hint=AGAIN)
     if isinstance(caught, OSError):
-        return Transient(f"{caught.filename or 'I/O'}: {caught.strerror or text}")
+        return Transient(f"{caught.filename or 'I/O'}: {caught.strerror or text}", hint=AGAIN)
     if type(caught).__name__ in {"Py4JJavaError", "StreamingQueryException"}:
         return told_by_spark(str(caught), scratch)
-    return Transient(f"{type(caught).__name__}: {text[:500]}")
+    return Transient(f"{type(caught).__name__}: {text[:500]}", hint=AGAIN)
 
 
 def query_error(query: StreamingQuery, scratch: Path) -> RunnelError:

@@ -4,9 +4,11 @@
 after, unchanged`, the last four as JSON text. `table`: the changes of one table with its columns typed,
 `_op, _lsn, _seq, _commit_time`, and `_unchanged` (columns the WAL left out: null does not mean NULL).
 
-What must hold: the columns of a table view are those of the newest version the log knows when the
-query starts; older rows have null for what they lacked. A value its type cannot hold is an error that
-names it, never a changed value.
+What must hold: the columns of a table view are settled when it is loaded: those of the newest version
+the log knows then, or those the user gave. They go with the reader to every task, so a running query
+asks nothing of the log again: rows of other versions have null for what they lack, and nothing of what
+is not asked for. A value its type cannot hold is an error that names it, never a changed value. A share
+gives exactly the changes whose transactions committed in [start, end).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from ..changes.decode import decode
@@ -22,7 +25,8 @@ from ..changes.relation import Relation
 from ..errors import RunnelError, UsageError
 from ..log import open_log
 from ..marshal import json as marshal_json
-from ..marshal.typed import arrow_schema, typed
+from ..marshal.typed import arrow_schema, own_columns, typed_as
+from ..postgres.lsn import Lsn
 from ..postgres.patterns import label_of
 from .admission import Share, chain
 from .options import log_path
@@ -53,43 +57,59 @@ def schema(options: Mapping[str, str]) -> StructType | str:
     return StructType([StructField(field.name, spark_type(field.type), True) for field in fields])
 
 
-def read(options: Mapping[str, str], share: Share) -> Iterator[pa.RecordBatch]:
+def columns(options: Mapping[str, str], given: StructType) -> pa.Schema | None:
+    """What Spark says the view's columns are, for the tasks; None: those of the changes view."""
+    if view_of(options) == "changes":
+        return None
+    from .arrow_types import arrow_type
+
+    fields = []
+    own = own_columns(given.names)
+    for field in given.fields:
+        kind = arrow_type(field.dataType)
+        if (
+            kind is None
+            or (own.get(field.name, kind) != kind)
+            or (pa.types.is_list(kind) and field.name not in own)
+        ):
+            raise UsageError(
+                f"column {field.name!r} of {options['table']} cannot be {field.dataType.simpleString()}",
+                hint="leave .schema(…) away, or make it a string and cast it behind the load",
+            )
+        fields.append(pa.field(field.name, kind))
+    return pa.schema(fields)
+
+
+def read(options: Mapping[str, str], target: pa.Schema | None, share: Share) -> Iterator[pa.RecordBatch]:
     log = open_log(log_path(options))
-    label = label_of(options["table"]) if view_of(options) == "table" else None
-    target = arrow_schema(newest_relation(log, label)) if label is not None else None
+    label = "" if target is None else label_of(options["table"])
     for name in share.chunks:
         with closing(log.open(name)) as reader:
             for window in decode(reader, share.start, messages=True):
-                if label is None or target is None:
-                    yield marshal_json.changes(window)
+                some = _before(window, share.end)
+                if target is None:
+                    yield marshal_json.changes(some)
                 else:
-                    yield from _table_rows(window, label, target)
+                    yield from _table_rows(some, label, target)
 
 
-def _table_rows(window: Window, label: str, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for part in typed(window):
-        if part.relation.label != label:
-            continue
-        if part.misfits:
+def _before(window: Window, end: Lsn) -> Window:
+    """Without what committed at `end` or later: the last chunk of a bounded read goes on behind it."""
+    if not len(window.transactions.lsn) or int(window.transactions.lsn.max()) < end:
+        return window
+    early = [sheet.order[window.lsn(sheet) < end] for sheet in window.sheets]
+    return window.select(np.sort(np.concatenate(early)))
+
+
+def _table_rows(window: Window, table: str, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for rows, misfits in typed_as(window, table, target):
+        if misfits:
             raise RunnelError(
-                f"{label}: {part.misfits[0].reason}",
-                hint="read this stretch with the changes view, whose values are text",
+                f"{table}: {misfits[0].reason}",
+                hint="start the query again if the table was altered meanwhile; or read this stretch with"
+                " the changes view, whose values are text",
             )
-        yield _as_schema(part.rows, target)
-
-
-def _as_schema(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """An older version's rows under the newest version's columns."""
-    if rows.schema.equals(target):
-        return rows
-    present = set(rows.schema.names)
-    columns = [
-        rows.column(field.name).cast(field.type)
-        if field.name in present
-        else pa.nulls(rows.num_rows, field.type)
-        for field in target
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=target)
+        yield rows
 
 
 def newest_relation(log: ChangeLog, label: str) -> Relation:
@@ -105,8 +125,8 @@ def newest_relation(log: ChangeLog, label: str) -> Relation:
             return found[-1]
     raise RunnelError(
         f"the change log {log.path} has no change of table {label!r} yet, so its columns are not known",
-        hint='name it as schema.table, as in the source, and in quotes what holds a dot: "a.b".c;'
-        " or read the changes view",
+        hint='name it as schema.table, as in the source, and in quotes what holds a dot: "a.b".c; or tell its'
+        " columns with .schema(…), or read the changes view",
     )
 
 

@@ -25,8 +25,10 @@ from ..log import open_log
 from ..sinks.api import Attempt, Plan, Reject
 from ..sinks.registry import SINKS
 from .admission import Share
+from .keyed import division
 from .parked import Parked, named
 from .receipts import TaskError, TaskReport
+from .trouble import AGAIN
 
 MANY_REJECTS = 1000
 """The batch is run again after rejects, or fails: there is no use in collecting them all."""
@@ -111,8 +113,9 @@ def run(spec: WorkSpec, share: Share, attempt: int) -> TaskReport:
     except Exception as error:  # a sink's own client may raise anything: Spark tries the task again
         if attempt + 1 < spec.attempts:
             raise
-        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        report.error = TaskError(Kind.TRANSIENT, message, "")
+        where = f"{report.chunk or 'its writer'}, of {share.start} to {share.end}"
+        message = f"a task failed at {where}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        report.error = TaskError(Kind.TRANSIENT, message, AGAIN)
     report.cpu = time.process_time() - began
     return report
 
@@ -124,6 +127,7 @@ def _deliver(spec: WorkSpec, share: Share, report: TaskReport) -> None:
     parked = Parked(spec.parked) if spec.parked else None
     finished = False
     try:
+        mine = division(log, share, messages=spec.messages) if share.of > 1 else None
         for name in share.chunks:
             report.chunk = name
             with closing(log.open(name)) as reader:
@@ -131,10 +135,12 @@ def _deliver(spec: WorkSpec, share: Share, report: TaskReport) -> None:
                 report.first_time = report.first_time or header.first_time
                 report.last_time = header.last_time or report.last_time
                 for window in decode(reader, share.start, messages=spec.messages):
-                    kept = window
+                    kept = window if mine is None else mine(window)
                     if parked is not None:
-                        kept, letters = parked.divide(window)
+                        kept, letters = parked.divide(kept)
                         report.letters += letters
+                    if not kept.changes:
+                        continue
                     report.rejects += named(writer.write(kept), kept)
                     report.changes += kept.changes
             if len(report.rejects) > MANY_REJECTS:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -329,6 +330,19 @@ def test_letters_are_stored_once_and_come_in_the_order_of_their_key(made: State)
     assert [x.lsn for x in made.letters("copy", by_key=False)] == [10, 20, 30]
     assert made.letters("events") == []
     assert made.letter_counts() == {"copy": 3}
+
+
+def test_letters_of_what_a_position_has_not_passed_are_told_with_the_key_they_leave(made: State) -> None:
+    keys = {9: None, 0x10: None, 0x100: '{"id":1}'}
+    made.store_letters("copy", [reject(lsn, '{"id":5}', old_key=old) for lsn, old in keys.items()])
+    assert made.letters_behind("copy", Lsn(0x10)) == [(0x10, 0, None), (0x100, 0, '{"id":1}')]
+    assert made.letters_behind("events", Lsn(0)) == []
+
+
+def test_the_clock_is_the_servers(made: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert made.clock() == pytest.approx(now, abs=60)
 
 
 def test_a_key_is_parked_until_its_letters_are_dropped(made: State) -> None:
