@@ -32,7 +32,7 @@ class FakeState:
 
 
 def opened(directory: Path, epoch: int, lsn: int, *, fresh: bool) -> tuple[Lsn, Any]:
-    sink = GrowingFiles(FilesSettings(type="files", path=str(directory)))
+    sink = GrowingFiles(FilesSettings(type="files", path=str(directory)), "p")
     state: Any = FakeState(fresh=fresh)
     position = open_sink(sink, "p", Position(LINEAGE, epoch, Lsn(lsn)), state)
     assert sink.flush() == position.lsn
