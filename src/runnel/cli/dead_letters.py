@@ -80,7 +80,8 @@ def replay(ctx: typer.Context, pipeline: Named, table: OfTable = None, key: OfKe
 
     with _state(ctx) as state:
         settings = config.pipelines[pipeline].sink
-        redelivery = Redelivery(state, open_log(config.log.path), pipeline, settings)
+        log = open_log(config.log.path)
+        redelivery = Redelivery(state, log, pipeline, settings, config.stages)
         done = redelivery.run(table=table, key=key)
     # stdout may be the sink
     typer.echo(f"{done.delivered} letters delivered", err=True)
