@@ -32,7 +32,7 @@ def list_letters(
     pipeline: Pipeline = None,
     table: OfTable = None,
     key: OfKey = None,
-    limit: Annotated[int, typer.Option(help="Most letters to show.")] = 100,
+    limit: Annotated[int, typer.Option(help="Most letters to show.", min=1)] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List letters: when, which change, why."""
