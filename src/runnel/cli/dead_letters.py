@@ -12,14 +12,13 @@ from rich.table import Table as Grid
 from ..errors import RunnelError, UsageError
 from ..postgres.lsn import Lsn
 from ..progress.letters import Letter
-from ..progress.state import State
 from .invocation import invocation
+from .known import PipelineName, known_state
 from .terminal import console
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Pipeline = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="Only of this pipeline.")]
-Named = Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name.")]
 OfTable = Annotated[str | None, typer.Option("--table", help="Only of this table: schema.table.")]
 OfKey = Annotated[str | None, typer.Option("--key", help="Only of this key, as `list` shows it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines: one object a line.")]
@@ -36,7 +35,7 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """List letters: when, which change, why."""
-    with _state(ctx) as state:
+    with known_state(invocation(ctx).load()) as state:
         found = state.letters(pipeline, table=table, key=key, limit=None if as_json else limit + 1)
     if as_json:
         for letter in found:
@@ -57,10 +56,10 @@ def list_letters(
 
 
 @app.command()
-def show(ctx: typer.Context, pipeline: Named, letter: At) -> None:
+def show(ctx: typer.Context, pipeline: PipelineName, letter: At) -> None:
     """Show one letter whole: the change in Runnel's JSON, and the reason."""
     lsn, seq = _parse(letter)
-    with _state(ctx) as state:
+    with known_state(invocation(ctx).load()) as state:
         found = [x for x in state.letters(pipeline) if (x.lsn, x.seq) == (lsn, seq)]
     if not found:
         raise UsageError(f"pipeline {pipeline!r} has no letter {letter}", hint="runnel dead-letters list")
@@ -69,7 +68,7 @@ def show(ctx: typer.Context, pipeline: Named, letter: At) -> None:
 
 
 @app.command()
-def replay(ctx: typer.Context, pipeline: Named, table: OfTable = None, key: OfKey = None) -> None:
+def replay(ctx: typer.Context, pipeline: PipelineName, table: OfTable = None, key: OfKey = None) -> None:
     """Deliver letters again, in order, and let their keys go on; the pipeline must not be running."""
     config = invocation(ctx).load()
     if pipeline not in config.pipelines:
@@ -78,7 +77,7 @@ def replay(ctx: typer.Context, pipeline: Named, table: OfTable = None, key: OfKe
     from ..log import open_log
     from ..redelivery import Redelivery
 
-    with _state(ctx) as state:
+    with known_state(config) as state:
         settings = config.pipelines[pipeline].sink
         log = open_log(config.log.path)
         redelivery = Redelivery(state, log, pipeline, settings, config.stages)
@@ -105,7 +104,7 @@ def replay(ctx: typer.Context, pipeline: Named, table: OfTable = None, key: OfKe
 @app.command()
 def drop(
     ctx: typer.Context,
-    pipeline: Named,
+    pipeline: PipelineName,
     letter: Annotated[str | None, typer.Argument(metavar="[LSN:SEQ]", help="Only this letter.")] = None,
     table: OfTable = None,
     key: OfKey = None,
@@ -114,17 +113,10 @@ def drop(
     """Forget letters for good; keys without letters are delivered again from then on."""
     if not (letter or table or key or everything):
         raise UsageError("which letters?", hint="name one (LSN:SEQ), --table, --key, or --all")
-    with _state(ctx) as state:
+    with known_state(invocation(ctx).load()) as state:
         at = [_parse(letter)] if letter else None
         count = state.drop_letters(pipeline, table=table, key=key, at=at)
     typer.echo(f"{count} letters dropped")
-
-
-def _state(ctx: typer.Context) -> State:
-    config = invocation(ctx).load()
-    state = State.connect(config.state_url, config.source.name)
-    state.known()
-    return state
 
 
 def _name(letter: Letter) -> str:
