@@ -298,6 +298,25 @@ def test_letters_of_a_killed_replay_come_once_and_in_order_also_if_the_pipeline_
         assert connection.execute("SELECT key FROM runnel.parked").fetchall() == [('{"id":4}',)]
 
 
+def test_a_replay_to_standard_output_prints_again_and_takes_nothing_back_from_the_slot(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    runnel_cli.config(shop.config(retain="1h").replace("{type: files, path: out}", "{type: stdout}"))
+    runnel_cli.run("init")
+    shop.work()
+    first = runnel_cli.run("run", "--once").stdout.splitlines()
+    middle = json.loads(first[len(first) // 2])["lsn"]
+    confirmed = slot_confirmed(shop.pg)
+    runnel_cli.run("replay", "events", "--from", middle)
+    assert slot_confirmed(shop.pg) == confirmed
+    again = runnel_cli.run("run", "--once").stdout.splitlines()
+    assert again == [line for line in first if Lsn.parse(json.loads(line)["lsn"]) >= Lsn.parse(middle)]
+    assert Lsn.parse(slot_confirmed(shop.pg)) >= Lsn.parse(confirmed)
+    shop.pg.execute("INSERT INTO orders VALUES (100001, 'new')")
+    (new,) = runnel_cli.run("run", "--once").stdout.splitlines()
+    assert json.loads(new)["after"]["note"] == "new"
+
+
 def test_a_replay_delivers_again_what_the_log_keeps(shop: Shop, runnel_cli: RunnelCli) -> None:
     runnel_cli.config(shop.config(retain="1h"))
     runnel_cli.run("init")
