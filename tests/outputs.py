@@ -18,10 +18,10 @@ from windows import Transaction, window
 class Output:
     """One task a batch."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    def __init__(self, directory: Path, pipeline: str = "p", **settings: Any) -> None:
         self.root = directory
         self.settings = FilesSettings(path=str(directory), **settings)
-        self.sink = SINKS["files"].sink(self.settings, SinkContext("p", ""))
+        self.sink = SINKS["files"].sink(self.settings, SinkContext(pipeline, ""))
         self.at = self.sink.open(Position(LINEAGE, 1, ORIGIN)).lsn
         self.rejects: list[Any] = []
         self.tasks = 0

@@ -55,12 +55,15 @@ class Outcome:
 
 
 class Redelivery:
-    def __init__(self, state: State, log: ChangeLog, pipeline: str, settings: SinkSettings) -> None:
+    def __init__(
+        self, state: State, log: ChangeLog, pipeline: str, settings: SinkSettings, stages: str
+    ) -> None:
+        """`stages`: where sinks without a place of their own stage (`Config.stages`)."""
         self._state = state
         self._log = log
         self._pipeline = pipeline
         self._type = SINKS[settings.type]
-        context = SinkContext(pipeline, f"{log.path}/_stage/{pipeline}")
+        context = SinkContext(pipeline, f"{stages}/{pipeline}")
         self._sink: Sink = self._type.sink(settings, context)
         self._stuck = Stuck()
         self._outcome = Outcome()

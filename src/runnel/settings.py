@@ -103,6 +103,8 @@ def absolute(value: Any) -> str:
     if text.startswith("file://"):
         text = text.removeprefix("file://").removeprefix("localhost")
     elif "://" in text:
+        if not text.partition("://")[2].strip("/"):
+            raise ValueError("expected a path or URL")
         return text.rstrip("/")
     return os.path.abspath(os.path.expanduser(text))
 

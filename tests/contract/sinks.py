@@ -232,7 +232,7 @@ class RemoteTarget(FilesTarget):
         return _Objects("s3://bucket/out", fs.LocalFileSystem(), str(self.directory / "out"))
 
     def sink(self) -> Sink:
-        return WholeFiles(self._settings(), self._place())
+        return WholeFiles(self._settings(), self._place(), "p")
 
     def writer(self, task: Mapping[str, Any], attempt: Attempt) -> Writer:
         return files.writer(json.loads(json.dumps(task)), attempt, self._place())

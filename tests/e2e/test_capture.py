@@ -19,6 +19,7 @@ from runnel.capture import service, session, stream
 from runnel.capture.slot import read_slot
 from runnel.capture.subscription import Wanted, init
 from runnel.capture.transport import LibpqTransport
+from runnel.capture.trouble import Unconfirmed
 from runnel.config import Config, load
 from runnel.errors import Refused, RunnelError
 from runnel.log import open_log
@@ -51,12 +52,12 @@ class Captured:
         self.failure: BaseException | None = None
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self, *, confirm: bool = False) -> Iterator[None]:
         stop = threading.Event()
 
         def work() -> None:
             try:
-                service.run(self.config, stop)
+                service.run(self.config, stop, confirm=confirm)
             except BaseException as error:  # noqa: BLE001 - told to the test
                 self.failure = error
 
@@ -167,6 +168,26 @@ def test_a_stop_confirms_what_the_pipelines_have_and_no_more(make: Make) -> None
         c.execute("INSERT INTO t VALUES (2, 'b')")
         c.await_ids(1, 2)
     assert first <= c.confirmed() < c.headers()[-1].end
+
+
+@pytest.mark.parametrize("confirm", [True, False], ids=["at the end of --once", "at a plain stop"])
+def test_a_slot_that_does_not_show_what_was_delivered_fails_only_the_end_of_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, confirm: bool
+) -> None:
+    c = make()
+    monkeypatch.setattr(session, "_LAST_WORD", 0.2)
+    monkeypatch.setattr(stream.ReplicationStream, "_send", lambda *_, **__: None)
+    with c.running(confirm=confirm):
+        c.execute("INSERT INTO t VALUES (1, 'a')")
+        c.await_ids(1)
+        c.deliver(c.headers()[-1].end)
+    assert c.confirmed() < c.headers()[0].end
+    if confirm:
+        assert isinstance(c.failure, Unconfirmed)
+        assert c.slot in str(c.failure)
+    else:
+        assert c.failure is None
+        assert c.state() == "stopped"
 
 
 def test_what_a_pipeline_delivers_again_is_not_trimmed_meanwhile(make: Make) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import RunnelCli
+from runnel.capture.stream import ReplicationStream
+from runnel.demo.scratch import die_with_parent
 from runnel.postgres.lsn import Lsn
 from servers import Database, await_condition
 from shop import Shop
@@ -147,6 +151,47 @@ def test_without_a_file_changes_go_to_stdout_and_the_last_line_says_that_the_slo
     last = second.stderr.splitlines()[-1]
     assert "slot runnel_" in last
     assert "runnel destroy" in last
+
+
+def test_the_last_line_says_that_the_slot_stays_also_when_the_run_fails(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    arguments = ("run", "--once", "--source", shop.pg.url, "--sink", "files,path=out,max_record_bytes=4096")
+    runnel_cli.run(*arguments)
+    shop.pg.execute("INSERT INTO orders VALUES (1, repeat('x', 9000))")
+    lines = runnel_cli.run(*arguments, expect=1).stderr.splitlines()
+    assert "runnel: " in lines[-3]
+    assert lines[-2].startswith("  → ")
+    assert "slot runnel_" in lines[-1]
+    assert "runnel destroy" in lines[-1]
+
+
+def test_once_ends_while_somebody_else_reads_the_slot(shop: Shop, runnel_cli: RunnelCli) -> None:
+    runnel_cli.config(shop.config())
+    runnel_cli.run("init")
+    with shop.pg.connect() as connection:
+        row = connection.execute("SELECT slot_name FROM pg_replication_slots").fetchone()
+    assert row is not None
+    stranger = ReplicationStream(shop.pg.url, "a stranger")
+    stranger.start(row[0], "shop", Lsn(0), streaming=False)
+    # as the command does it, but for the minute
+    impatient = (
+        "from runnel.supervisor import patience; patience.ONCE_PATIENCE = 5.0;"
+        "from runnel.cli.main import main; main(['run', '--once'])"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", impatient], cwd=runnel_cli.directory, env=runnel_cli.environment(),
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+            preexec_fn=die_with_parent(),
+        )  # fmt: skip
+    finally:
+        stranger.close()
+    assert done.returncode == 1, done.stderr
+    what, remedy = done.stderr.splitlines()[-2:]
+    assert what.startswith("runnel: capture: ")
+    assert "is active" in what
+    assert "find who else reads the slot" in remedy
 
 
 def test_a_change_the_sink_cannot_take_stops_the_pipeline_with_one_sentence(
@@ -296,6 +341,25 @@ def test_letters_of_a_killed_replay_come_once_and_in_order_also_if_the_pipeline_
     ]
     with shop.pg.connect() as connection:
         assert connection.execute("SELECT key FROM runnel.parked").fetchall() == [('{"id":4}',)]
+
+
+def test_a_replay_to_standard_output_prints_again_and_takes_nothing_back_from_the_slot(
+    shop: Shop, runnel_cli: RunnelCli
+) -> None:
+    runnel_cli.config(shop.config(retain="1h").replace("{type: files, path: out}", "{type: stdout}"))
+    runnel_cli.run("init")
+    shop.work()
+    first = runnel_cli.run("run", "--once").stdout.splitlines()
+    middle = json.loads(first[len(first) // 2])["lsn"]
+    confirmed = slot_confirmed(shop.pg)
+    runnel_cli.run("replay", "events", "--from", middle)
+    assert slot_confirmed(shop.pg) == confirmed
+    again = runnel_cli.run("run", "--once").stdout.splitlines()
+    assert again == [line for line in first if Lsn.parse(json.loads(line)["lsn"]) >= Lsn.parse(middle)]
+    assert Lsn.parse(slot_confirmed(shop.pg)) >= Lsn.parse(confirmed)
+    shop.pg.execute("INSERT INTO orders VALUES (100001, 'new')")
+    (new,) = runnel_cli.run("run", "--once").stdout.splitlines()
+    assert json.loads(new)["after"]["note"] == "new"
 
 
 def test_a_replay_delivers_again_what_the_log_keeps(shop: Shop, runnel_cli: RunnelCli) -> None:

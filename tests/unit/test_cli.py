@@ -160,18 +160,43 @@ def test_a_refusal_tells_a_supervisor_not_to_try_again(monkeypatch: pytest.Monke
         (["vesion"], "no such command 'vesion'. Did you mean 'version'?", "runnel --help"),
         (["version", "--foo"], "version: no such option: --foo", "runnel version --help"),
         (["version", "-c", "x"], "version: no such option: -c", "before the command: runnel -c … version"),
-        (["--log-format", "x", "version"], "--log-format", "runnel --help"),
+        (["--log-format", "x", "version"], "'--log-format': 'x' is not one of", "runnel --help"),
+        (["cat", ""], "path: '' cannot be read", "a path or URL"),
+        (["cat", "s3://"], "path: 's3://' cannot be read", "a path or URL"),
+        (["cat", "s3://me:pw-of-mine@bucket/x"], "path: no credentials in the path", "environment"),
+        (["pipeline", "a", "--until", "0/zz"], "--until: '0/zz' is not an LSN", "0/16B3748"),
+        (
+            ["dead-letters", "list", "--limit", "-5"],
+            "dead-letters list: invalid value for '--limit'",
+            "--help",
+        ),
         (["version", "extra"], "version: got unexpected extra argument", "runnel version --help"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_with_a_remedy(
-    arguments: list[str], said: str, remedy: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    said: str,
+    remedy: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (tmp_path / "runnel.yaml").write_text("source: {url: postgresql://me@db/x}")
+    monkeypatch.chdir(tmp_path)
     assert outcome(*arguments) == 2
     shown = capsys.readouterr().err
     assert said in shown
     assert remedy in shown
     assert len(shown.splitlines()) == 2
+
+
+def test_a_wrong_log_format_in_the_environment_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNNEL_LOG_FORMAT", "xml")
+    assert outcome("version") == 2
+    said = ["runnel: RUNNEL_LOG_FORMAT: 'xml' is not allowed", "  → allowed: human, json"]
+    assert capsys.readouterr().err.splitlines() == said
 
 
 def test_a_server_that_is_not_there_is_explained() -> None:

@@ -84,6 +84,12 @@ def test_variables_are_expanded_in_every_value(here: Path) -> None:
     assert config.log.path == str(here / "${literal}")
 
 
+def test_a_comma_inside_quotes_is_part_of_a_tables_name(here: Path) -> None:
+    text = """source: {url: 'postgresql://me@db/x', tables: 'public."a,b", !public."c"",d" ,public.e'}"""
+    tables = ('public."a,b"', '!public."c"",d"', "public.e")
+    assert read(here, text).source.tables == tables
+
+
 def test_the_environment_overrides_the_file_and_flags_override_both(here: Path) -> None:
     environ = {
         "RUNNEL_SOURCE_URL": "postgresql://env/x",

@@ -174,6 +174,28 @@ def test_an_open_file_that_lost_committed_bytes_is_refused(tmp_path: Path) -> No
         Output(tmp_path)
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_pipelines_that_swap_their_paths_are_refused(tmp_path: Path, form: str) -> None:
+    for name in ("a", "b"):
+        Output(tmp_path / name, name, format=form)
+    for path, name in (("a", "b"), ("b", "a")):
+        with pytest.raises(Refused, match=f"of pipeline '{path}', not of '{name}'") as caught:
+            Output(tmp_path / path, name, format=form)
+        assert "a path of its own" in caught.value.hint
+    Output(tmp_path / "a", "a", format=form)
+
+
+def test_a_record_without_a_pipelines_name_becomes_whose_finds_it(tmp_path: Path) -> None:
+    Output(tmp_path).add(insert(1, "x"))
+    record = tmp_path / "_runnel/position.json"
+    before = json.loads(record.read_text())
+    del before["pipeline"]
+    record.write_text(json.dumps(before))
+    Output(tmp_path, "q")
+    with pytest.raises(Refused, match="of pipeline 'q'"):
+        Output(tmp_path)
+
+
 def test_a_torn_record_is_refused(tmp_path: Path) -> None:
     Output(tmp_path).add(insert(1, "x"))
     (tmp_path / "_runnel/position.json").write_text('{"version": 1, "pos')

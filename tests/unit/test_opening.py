@@ -13,6 +13,8 @@ from runnel.progress.position import Position
 from runnel.sinks.files.growing import GrowingFiles
 from runnel.sinks.files.settings import FilesSettings
 from runnel.sinks.opening import open_sink
+from runnel.sinks.stdout.settings import StdoutSettings
+from runnel.sinks.stdout.sink import Stdout
 
 LINEAGE = Lineage("7", 1, "s")
 
@@ -20,6 +22,7 @@ LINEAGE = Lineage("7", 1, "s")
 class FakeState:
     def __init__(self, *, fresh: bool) -> None:
         self.fresh = fresh
+        self.kept: Lsn | None = None
 
     def is_fresh(self, pipeline: str) -> bool:
         return self.fresh
@@ -28,11 +31,14 @@ class FakeState:
         self.fresh = False
 
     def hold(self, pipeline: str, lsn: Lsn | None) -> None:
-        self.held = lsn
+        self.kept = lsn
+
+    def held(self, pipeline: str) -> Lsn | None:
+        return self.kept
 
 
 def opened(directory: Path, epoch: int, lsn: int, *, fresh: bool) -> tuple[Lsn, Any]:
-    sink = GrowingFiles(FilesSettings(type="files", path=str(directory)))
+    sink = GrowingFiles(FilesSettings(type="files", path=str(directory)), "p")
     state: Any = FakeState(fresh=fresh)
     position = open_sink(sink, "p", Position(LINEAGE, epoch, Lsn(lsn)), state)
     assert sink.flush() == position.lsn
@@ -49,8 +55,8 @@ def test_the_targets_record_counts_for_a_pipeline_that_has_begun(tmp_path: Path)
     opened(tmp_path, 1, 100, fresh=True)
     lsn, state = opened(tmp_path, 2, 900, fresh=False)
     assert lsn == 100
-    assert state.held == 100, "the log must keep what is delivered again"
-    assert opened(tmp_path, 3, 100, fresh=False)[1].held is None
+    assert state.kept == 100, "the log must keep what is delivered again"
+    assert opened(tmp_path, 3, 100, fresh=False)[1].kept is None
 
 
 def test_a_pipeline_registered_anew_does_not_go_back_to_where_an_earlier_one_left(
@@ -70,3 +76,14 @@ def test_a_record_later_than_the_registration_counts_so_that_nothing_comes_twice
     opened(tmp_path, 1, 900, fresh=True)
     assert opened(tmp_path, 2, 500, fresh=True)[0] == 900
     assert not caplog.records
+
+
+def test_a_target_without_a_record_begins_where_the_log_is_held_for_a_replay(tmp_path: Path) -> None:
+    state: Any = FakeState(fresh=False)
+    recorded = Position(LINEAGE, 1, Lsn(900))
+    for held, begins in ((None, 900), (Lsn(100), 100), (Lsn(950), 900)):
+        state.kept = held
+        sink = Stdout(StdoutSettings(), str(tmp_path))
+        assert open_sink(sink, "p", recorded, state).lsn == begins
+        assert sink.flush() == begins
+        assert state.kept == (100 if begins == 100 else None)

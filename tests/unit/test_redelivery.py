@@ -13,8 +13,9 @@ from runnel.log import open_log
 from runnel.marshal.json import lines
 from runnel.postgres.lsn import Lsn
 from runnel.progress.letters import Letter
-from runnel.redelivery import Stuck, choose, windows
+from runnel.redelivery import Redelivery, Stuck, choose, windows
 from runnel.sinks.files.text import JsonLines, reject
+from runnel.sinks.stdout.settings import StdoutSettings
 
 STORED = Path(__file__).parents[1] / "fixtures" / "log-v1"
 
@@ -102,3 +103,10 @@ def test_the_text_of_a_letter_goes_to_the_folder_its_change_would_have_gone_to()
     short = list(JsonLines(by_table=False, longest=200).again(left, again))
     assert len(short) + len(again) == len(left)
     assert all("more than 200 allowed" in one.reason for one in again)
+
+
+def test_letters_are_staged_where_the_pipeline_stages_its_batches() -> None:
+    """There the half line that a killed pipeline left is noted, and there is a disk beside an object store."""
+    nobody: Any = None
+    redelivery = Redelivery(nobody, nobody, "p", StdoutSettings(), "/stages")
+    assert redelivery._sink.task()["root"] == "/stages/p"

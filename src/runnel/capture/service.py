@@ -21,6 +21,7 @@ from ..log import open_log
 from ..progress.owners import AlreadyRunning
 from ..progress.state import CAPTURE, State
 from .session import Session
+from .trouble import Unconfirmed
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +33,9 @@ _OWN_GHOST = 120.0
 not noticed yet."""
 
 
-def run(config: Config, stop: threading.Event) -> None:
-    """Capture until `stop`. Raises what cannot heal."""
+def run(config: Config, stop: threading.Event, *, confirm: bool = False) -> None:
+    """Capture until `stop`. Raises what cannot heal, and with `confirm` also what kept the slot from
+    showing, at the stop, what may be confirmed: whoever ends `--once` starts it again then."""
     _raise_file_limit()
     log = open_log(config.log.path, config.log.settings())
     failures = 0
@@ -50,7 +52,8 @@ def run(config: Config, stop: threading.Event) -> None:
             if owned - session.streamed_since > _GOOD_AFTER:
                 failures = 0
         if stop.is_set() and trouble.kind is Kind.TRANSIENT:
-            return  # told to stop while the server was away: what is in the log is safe
+            _stopped_short(config, trouble, confirm=confirm, ours=session.claimed)
+            return
         if trouble.kind is not Kind.TRANSIENT:
             _leave_word(config, "failed", trouble, ours=session.claimed)
             raise trouble
@@ -59,7 +62,17 @@ def run(config: Config, stop: threading.Event) -> None:
         _log.warning("%s; trying again in %.1f s", trouble, pause)
         _leave_word(config, "reconnecting", trouble, ours=session.claimed)
         if stop.wait(pause):
+            _stopped_short(config, trouble, confirm=confirm, ours=session.claimed)
             return
+
+
+def _stopped_short(config: Config, trouble: RunnelError, *, confirm: bool, ours: bool) -> None:
+    """Told to stop while the server was away, or would not listen: what is in the log is safe."""
+    if confirm:
+        raise trouble
+    if isinstance(trouble, Unconfirmed):
+        _log.warning("%s", trouble)
+        _leave_word(config, "stopped", trouble, ours=ours)
 
 
 def _classify(error: Exception, *, ghost: bool) -> RunnelError:

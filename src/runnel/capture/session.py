@@ -39,6 +39,7 @@ from .spool import Spools
 from .start import Go, LogFacts, ServerFacts, decide
 from .stream import ReplicationStream
 from .tables import TableKeeper, needs_reconnection
+from .trouble import Unconfirmed
 
 _log = logging.getLogger(__name__)
 
@@ -330,10 +331,13 @@ class Session:
         deadline = time.monotonic() + _LAST_WORD
         while time.monotonic() < deadline:
             slot = read_slot(self._source, self._subscription.slot)
-            if slot is None or slot.confirmed >= self._acknowledged:
+            if slot is not None and slot.confirmed >= self._acknowledged:
                 return
             time.sleep(0.02)
-        _log.warning("the slot did not show %s within %d s", self._acknowledged, _LAST_WORD)
+        raise Unconfirmed(
+            f"slot {self._subscription.slot!r} did not show {self._acknowledged} within {_LAST_WORD:.0f} s",
+            hint="nothing is lost: the next run tells it again",
+        )
 
     def _record_what_is_quiet(self) -> None:
         """Positions do not follow over empty chunks one by one, but the slot does: written down once, at

@@ -18,6 +18,10 @@ _FINAL: dict[str, str] = {
 }
 
 
+class Unconfirmed(Transient):
+    """At a stop the server did not take the last word: the slot still shows less than was delivered."""
+
+
 def stream_error(sqlstate: str | None, message: str, server: str) -> RunnelError:
     """`server`: where, for people, without a password."""
     text = f"replication from {server}: {' '.join(message.split())}"

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import signal
 import threading
+from typing import Annotated
 
 import typer
 
 from .invocation import invocation
 
 
-def capture(ctx: typer.Context) -> None:
+def capture(
+    ctx: typer.Context,
+    confirm: Annotated[
+        bool,
+        typer.Option(
+            "--confirm", help="Fail if at the stop the slot does not show what was delivered.", hidden=True
+        ),
+    ] = False,
+) -> None:
     """Read the slot and append to the change log until stopped."""
     from ..capture.service import run
 
@@ -18,4 +27,4 @@ def capture(ctx: typer.Context) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    run(config, stop)
+    run(config, stop, confirm=confirm)

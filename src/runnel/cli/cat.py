@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from ..errors import RunnelError
-from ..settings import absolute
 
 _LOOK = 0.2
 _LOOK_REMOTE = 2.0
@@ -25,11 +24,18 @@ def cat(
         bool, typer.Option("-f", "--follow", help="Go on with what is committed later, until interrupted.")
     ] = False,
 ) -> None:
+    from pydantic import ValidationError
+
+    from ..config.document import Document
+    from ..config.problems import usage_error
     from ..sinks.files.reading import Committed, lines
     from ..sinks.files.settings import FilesSettings
     from ..sinks.files.sink import place_of
 
-    settings = FilesSettings(path=absolute(path))
+    try:
+        settings = FilesSettings(path=path)
+    except ValidationError as error:
+        raise usage_error(error, Document()) from None
     place = place_of(settings)
     committed = Committed(place)
     while True:

@@ -13,14 +13,13 @@ from ..errors import RunnelError, UsageError
 from ..postgres.lsn import Lsn
 from ..postgres.patterns import label_of
 from ..progress.letters import Letter
-from ..progress.state import State
 from .invocation import invocation
+from .known import PipelineName, known_state
 from .terminal import console
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Pipeline = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="Only of this pipeline.")]
-Named = Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name.")]
 OfTable = Annotated[
     str | None,
     typer.Option(
@@ -41,11 +40,11 @@ def list_letters(
     pipeline: Pipeline = None,
     table: OfTable = None,
     key: OfKey = None,
-    limit: Annotated[int, typer.Option(help="Most letters to show.")] = 100,
+    limit: Annotated[int, typer.Option(help="Most letters to show.", min=1)] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List letters: when, which change, why."""
-    with _state(ctx) as state:
+    with known_state(invocation(ctx).load()) as state:
         found = state.letters(pipeline, table=table, key=key, limit=None if as_json else limit + 1)
     if as_json:
         for letter in found:
@@ -66,10 +65,10 @@ def list_letters(
 
 
 @app.command()
-def show(ctx: typer.Context, pipeline: Named, letter: At) -> None:
+def show(ctx: typer.Context, pipeline: PipelineName, letter: At) -> None:
     """Show one letter whole: the change in Runnel's JSON, and the reason."""
     lsn, seq = _parse(letter)
-    with _state(ctx) as state:
+    with known_state(invocation(ctx).load()) as state:
         found = [x for x in state.letters(pipeline) if (x.lsn, x.seq) == (lsn, seq)]
     if not found:
         raise UsageError(f"pipeline {pipeline!r} has no letter {letter}", hint="runnel dead-letters list")
@@ -78,7 +77,7 @@ def show(ctx: typer.Context, pipeline: Named, letter: At) -> None:
 
 
 @app.command()
-def replay(ctx: typer.Context, pipeline: Named, table: OfTable = None, key: OfKey = None) -> None:
+def replay(ctx: typer.Context, pipeline: PipelineName, table: OfTable = None, key: OfKey = None) -> None:
     """Deliver letters again, in order, and let their keys go on; the pipeline must not be running."""
     config = invocation(ctx).load()
     if pipeline not in config.pipelines:
@@ -87,9 +86,10 @@ def replay(ctx: typer.Context, pipeline: Named, table: OfTable = None, key: OfKe
     from ..log import open_log
     from ..redelivery import Redelivery
 
-    with _state(ctx) as state:
+    with known_state(config) as state:
         settings = config.pipelines[pipeline].sink
-        redelivery = Redelivery(state, open_log(config.log.path), pipeline, settings)
+        log = open_log(config.log.path)
+        redelivery = Redelivery(state, log, pipeline, settings, config.stages)
         done = redelivery.run(table=table, key=key)
     # stdout may be the sink
     typer.echo(f"{done.delivered} letters delivered", err=True)
@@ -113,7 +113,7 @@ def replay(ctx: typer.Context, pipeline: Named, table: OfTable = None, key: OfKe
 @app.command()
 def drop(
     ctx: typer.Context,
-    pipeline: Named,
+    pipeline: PipelineName,
     letter: Annotated[str | None, typer.Argument(metavar="[LSN:SEQ]", help="Only this letter.")] = None,
     table: OfTable = None,
     key: OfKey = None,
@@ -122,17 +122,10 @@ def drop(
     """Forget letters for good; keys without letters are delivered again from then on."""
     if not (letter or table or key or everything):
         raise UsageError("which letters?", hint="name one (LSN:SEQ), --table, --key, or --all")
-    with _state(ctx) as state:
+    with known_state(invocation(ctx).load()) as state:
         at = [_parse(letter)] if letter else None
         count = state.drop_letters(pipeline, table=table, key=key, at=at)
     typer.echo(f"{count} letters dropped")
-
-
-def _state(ctx: typer.Context) -> State:
-    config = invocation(ctx).load()
-    state = State.connect(config.state_url, config.source.name)
-    state.known()
-    return state
 
 
 def _name(letter: Letter) -> str:

@@ -38,7 +38,7 @@ def _wrong_usage(error: Any) -> RunnelError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "runnel"
     message = " ".join(str(error.format_message()).split()).rstrip(".")
-    message = message[:1].lower() + message[1:]
+    message = message[:1].lower() + message[1:].replace("Value error, ", "")
     hint = f"see {command} --help"
     if getattr(error, "option_name", None) in {"-c", "--config", "--debug", "--log-format"}:
         hint = f"it stands before the command: runnel {error.option_name} … {command.partition(' ')[2]}"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
+from ..errors import UsageError
+
 if TYPE_CHECKING:  # pydantic and YAML are loaded when a configuration is
     from ..config import Config
 
@@ -18,6 +20,16 @@ if TYPE_CHECKING:  # pydantic and YAML are loaded when a configuration is
 class LogFormat(StrEnum):
     HUMAN = "human"
     JSON = "json"
+
+
+def log_format_of(environment: Mapping[str, str]) -> LogFormat:
+    given = environment.get("RUNNEL_LOG_FORMAT") or LogFormat.HUMAN
+    try:
+        return LogFormat(given)
+    except ValueError:
+        raise UsageError(
+            f"RUNNEL_LOG_FORMAT: {given!r} is not allowed", hint=f"allowed: {', '.join(LogFormat)}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from .failures import explain_command, report
-from .invocation import Invocation, LogFormat
+from .invocation import Invocation, LogFormat, log_format_of
 from .logs import setup_logging
 
 COMMANDS = {
@@ -112,7 +112,7 @@ def _globals(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
     ] = False,
 ) -> None:
-    log_format = log_format or LogFormat(os.environ.get("RUNNEL_LOG_FORMAT", LogFormat.HUMAN))
+    log_format = log_format or log_format_of(os.environ)
     debug = debug or _debug(())
     ctx.obj = Invocation(config, debug, log_format)
     ctx.obj.hand_down()

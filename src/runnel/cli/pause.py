@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from ..progress.state import State
 from .invocation import invocation
+from .known import PipelineName, known_state
 
 
-def pause(
-    ctx: typer.Context,
-    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name in the configuration.")],
-) -> None:
+def pause(ctx: typer.Context, pipeline: PipelineName) -> None:
     """Let a pipeline rest; its position stays, and so does what it still needs in log and slot."""
     config = invocation(ctx).load()
-    with State.connect(config.state_url, config.source.name) as state:
-        state.known()
+    with known_state(config) as state:
         state.pause(pipeline)
     typer.echo(f"pipeline {pipeline} is paused; it holds the slot until `runnel resume {pipeline}`")

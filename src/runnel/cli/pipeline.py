@@ -25,6 +25,6 @@ def pipeline(
 
     try:
         bound = Lsn.parse(until) if until is not None else None
-    except ValueError as error:
-        raise UsageError(f"--until: {error}") from None
+    except ValueError:
+        raise UsageError(f"--until: {until!r} is not an LSN", hint="for instance 0/16B3748") from None
     return run_pipelines(config, names, until=bound)

@@ -7,21 +7,20 @@ from typing import Annotated
 import typer
 
 from ..errors import RunnelError
-from ..progress.state import State
 from .invocation import invocation
+from .known import PipelineName, known_state
 
 
 def remove(
     ctx: typer.Context,
-    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name, as `status` shows it.")],
+    pipeline: PipelineName,
     with_letters: Annotated[
         bool, typer.Option("--with-letters", help="Also if it has dead letters: they are dropped.")
     ] = False,
 ) -> None:
     """Retire a pipeline: its position is forgotten, the slot moves on without it."""
     config = invocation(ctx).load()
-    with State.connect(config.state_url, config.source.name) as state:
-        state.known()
+    with known_state(config) as state:
         letters = state.letter_counts().get(pipeline, 0)
         if letters and not with_letters:
             raise RunnelError(

@@ -1,8 +1,8 @@
 """`runnel replay PIPELINE --from LSN|TIME`: deliver again what the log still holds.
 
-Only the sink's own record goes back. The position in the state stays: the slot was confirmed by it, and
-capture must refuse to start when a recorded position lies before what is confirmed. A sink without a
-record of its own has nothing else to go back by, so it cannot replay.
+Only the sink's own record goes back; where it has none, the note in the state of from where on the log
+is held. The position in the state stays: the slot was confirmed by it, and capture must refuse to start
+when a recorded position lies before what is confirmed.
 """
 
 from __future__ import annotations
@@ -47,17 +47,14 @@ def replay(
         recorded = state.claim_pipeline(name, wait=0)
         context = SinkContext(name, f"{config.stages}/{name}")
         sink = SINKS[settings.type].sink(settings, context)
-        if not sink.capabilities.holds_position:
-            raise RunnelError(
-                f"pipeline {name!r}: a {settings.type} sink has no record of its own to go back by",
-                hint=f'read the log itself: spark.read.format("runnel").option("log", "{log.path}")',
-            )
         with closing(sink):
             position = open_sink(sink, name, recorded, state)
             target = _target(log, start)
-            if target > position.lsn:
+            # without a record everything up to the state's position was delivered once
+            reached = position.lsn if sink.capabilities.holds_position else recorded.lsn
+            if target > reached:
                 raise Refused(
-                    f"pipeline {name!r} is at {position.lsn}: starting at {target} would leave changes out",
+                    f"pipeline {name!r} is at {reached}: starting at {target} would leave changes out",
                     hint="give an earlier LSN or time",
                 )
             # The log must still have it once nothing more can be trimmed, and only then the target moves.

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from ..progress.state import State
 from .invocation import invocation
+from .known import PipelineName, known_state
 
 
-def resume(
-    ctx: typer.Context,
-    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name in the configuration.")],
-) -> None:
+def resume(ctx: typer.Context, pipeline: PipelineName) -> None:
     """Let a paused pipeline go on."""
     config = invocation(ctx).load()
-    with State.connect(config.state_url, config.source.name) as state:
-        state.known()
+    with known_state(config) as state:
         state.resume(pipeline)
     typer.echo(f"pipeline {pipeline} goes on")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UsageError
+from .failures import explain_command, report
 from .invocation import LogFormat, invocation
 
 if TYPE_CHECKING:
@@ -57,13 +58,18 @@ def run(
     supervisor = Supervisor(config, chosen, once=once, plain=plain)
     slot: list[str] = []
     try:
-        return supervisor.run(lambda: slot.append(_prepare(config)))
-    finally:
-        if without_file and slot:
-            sys.stderr.write(
-                f"replication slot {slot[-1]} stays on the source and holds its WAL;"
-                f" to remove it: {_removal(config.source_url)}\n"
-            )
+        code = supervisor.run(lambda: slot.append(_prepare(config)))
+    except Exception as error:
+        if not (without_file and slot):
+            raise
+        # the two lines of a failure come before the line that must be the last
+        code = report(explain_command(error), debug=called.debug, cause=error)
+    if without_file and slot:
+        sys.stderr.write(
+            f"replication slot {slot[-1]} stays on the source and holds its WAL;"
+            f" to remove it: {_removal(config.source_url)}\n"
+        )
+    return code
 
 
 def _removal(url: str) -> str:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from ..errors import UsageError
+from ..postgres.patterns import TablePattern
 from ..settings import (
     SECRET_NAME,
     Duration,
@@ -36,14 +38,15 @@ else:
         Field(discriminator="type"),
     ]
 
-_TABLE = re.compile(r'!?\s*(?:"(?:[^"]|"")+"|[^".\s]+)\.(?:"(?:[^"]|"")+"|[^".\s]+)')
+_COMMA = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)')
+"""Outside double quotes: an even number of them follows."""
 _PIPELINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _MASTER = re.compile(r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
 
 
 def _comma_separated(value: Any) -> Any:
     """A list may come from a variable: `tables: ${TABLES}` with `public.*,!public.audit_*`."""
-    return [item.strip() for item in value.split(",")] if isinstance(value, str) else value
+    return [item.strip() for item in _COMMA.split(value)] if isinstance(value, str) else value
 
 
 class Source(Settings):
@@ -83,13 +86,10 @@ class Source(Settings):
     @classmethod
     def _tables(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for i, pattern in enumerate(value):
-            if not _TABLE.fullmatch(pattern):
-                raise invalid(
-                    f"{pattern!r} is not a table pattern",
-                    "write schema.table, e.g. public.orders, public.*, !public.audit_*"
-                    ' (names with dots or spaces in double quotes: public."odd name")',
-                    at=i,
-                )
+            try:
+                TablePattern.parse(pattern)
+            except UsageError as error:
+                raise invalid(error.message, error.hint, at=i) from None
         if not any(not pattern.startswith("!") for pattern in value):
             raise invalid("nothing is included", 'put "*.*" first, then what to leave out')
         return value

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
+_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
+
 
 class Lsn(int):
     __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Lsn:
-        high, slash, low = text.partition("/")
-        if not slash:
+        found = _TEXT.fullmatch(text)
+        if found is None:
             raise ValueError(f"not an LSN: {text!r} (expected something like 0/16B3748)")
-        return cls((int(high, 16) << 32) + int(low, 16))
+        return cls((int(found[1], 16) << 32) + int(found[2], 16))
 
     def __str__(self) -> str:
         return f"{int(self) >> 32:X}/{int(self) & 0xFFFFFFFF:X}"

@@ -53,8 +53,9 @@ class TablePattern:
         found = _PATTERN.fullmatch(text.strip())
         if found is None:
             raise UsageError(
-                f"source.tables: {text!r} is not a table pattern",
-                hint='write schema.table, e.g. public.orders, public.*, !public.audit_*, public."odd name"',
+                f"{text!r} is not a table pattern",
+                hint="write schema.table, e.g. public.orders, public.*, !public.audit_*"
+                ' (names with dots or spaces in double quotes: public."odd name")',
             )
         exclude, schema, table = found.groups()
         literal = not exclude and all(part[0] == '"' or "*" not in part for part in (schema, table))

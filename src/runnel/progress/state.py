@@ -270,6 +270,10 @@ class State:
         with self._lock:
             pipelines.begun(self.connection, self.name, pipeline, self._epochs.get(pipeline))
 
+    def held(self, pipeline: str) -> Lsn | None:
+        """From where on the log is kept for what is delivered again; None: for nothing."""
+        return self._row(pipeline).hold
+
     def pause(self, pipeline: str) -> None:
         self._set_paused(pipeline, True)
 

@@ -125,8 +125,8 @@ def newest_relation(log: ChangeLog, label: str) -> Relation:
             return found[-1]
     raise RunnelError(
         f"the change log {log.path} has no change of table {label!r} yet, so its columns are not known",
-        hint='name it as schema.table, as in the source, and in quotes what holds a dot: "a.b".c; or tell its'
-        " columns with .schema(…), or read the changes view",
+        hint='name it as schema.table, as in the source, and in quotes what holds a dot: "a.b".c;'
+        " or tell its columns with .schema(…), or read the changes view",
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 logger = logging.getLogger("runnel.run")
@@ -96,23 +97,28 @@ class LogLines:
 
 
 class InPlace:
-    """A table that is redrawn; other lines scroll above it."""
+    """A table that is redrawn; other lines scroll above it. Until it begins, states are log lines: the
+    source may be out of reach for long."""
 
-    def __init__(self, shown: dict[str, Shown]) -> None:
+    def __init__(self, shown: dict[str, Shown], console: Console | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._shown = shown
-        self._console = Console(stderr=True, highlight=False)
+        self._before: LogLines | None = LogLines()
+        self._console = console or Console(stderr=True, highlight=False)
         self._live = Live(
             console=self._console, get_renderable=self._table, refresh_per_second=4, redirect_stdout=False
         )
 
     def begin(self) -> None:
+        self._before = None
         self._live.start()
 
     def event(self, who: str, event: dict[str, Any], shown: Shown) -> None:
-        return  # the next redraw shows it
+        if self._before is not None:
+            self._before.event(who, event, shown)
+        # else the next redraw shows it
 
     def line(self, text: str) -> None:
         self._console.print(text, markup=False)

@@ -11,7 +11,7 @@ starting again is neither. What a pipeline lacks is not mended by capture's goin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..errors import RunnelError
 from ..postgres.lsn import Lsn
@@ -27,7 +27,7 @@ _ON_ITS_WAY = "starting"
 
 @dataclass(slots=True)
 class _Course:
-    reached: Lsn = field(default_factory=lambda: Lsn(0))
+    reached: int = 0
     troubled: float | None = None
     """Since when."""
     well: float | None = None
@@ -63,7 +63,7 @@ class Patience:
         """Capture moves with its log: what it receives again after each start is no way on."""
         course = self._courses.setdefault(who, _Course())
         text = shown.log_lsn if who == CAPTURE else shown.lsn
-        before, course.reached = course.reached, max(course.reached, Lsn.parse(text) if text else Lsn(0))
+        before, course.reached = course.reached, max(course.reached, Lsn.parse(text) if text else 0)
         return course.reached > before
 
 

@@ -67,7 +67,8 @@ class Supervisor:
             return 0
         with hand_over(self._config) as file:
             bound = ["--until", until[0]] if until else []
-            capture = Child(CAPTURE, ["capture"], file, self._said)
+            confirm = ["--confirm"] if bound else []
+            capture = Child(CAPTURE, ["capture", *confirm], file, self._said)
             pipelines = Child(PIPELINES, ["pipeline", *self._pipelines, *bound], file, self._said)
             self._display.begin()
             try:

@@ -36,11 +36,11 @@ _MOST = 256
 
 
 class GrowingFiles:
-    def __init__(self, settings: FilesSettings) -> None:
+    def __init__(self, settings: FilesSettings, pipeline: str) -> None:
         self.capabilities = capabilities(settings)
         self._settings = settings
         self._place = LocalPlace(settings.path)
-        self._owner = Owner(self._place, settings)
+        self._owner = Owner(self._place, settings, pipeline)
 
     def open(self, position: Position) -> Position:
         self._place.make()

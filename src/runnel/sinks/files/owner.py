@@ -33,8 +33,9 @@ def capabilities(settings: FilesSettings) -> Capabilities:
 class Owner:
     """The record of an output, under one epoch."""
 
-    def __init__(self, place: Place, settings: FilesSettings) -> None:
+    def __init__(self, place: Place, settings: FilesSettings, pipeline: str) -> None:
         self.place = place
+        self._pipeline = pipeline
         self.suffix = suffix(settings.format, settings.codec)
         self.where = f"{place.root}/{RECORD}"
         self._kept = {
@@ -54,7 +55,8 @@ class Owner:
         """To be called under the lock. Gives the record as it is now, under our epoch; not yet written."""
         data = self.place.read(RECORD)
         if data is not None:
-            record = Record.decode(data, self.where).taken_over(position, self._kept, self.where)
+            before = Record.decode(data, self.where)
+            record = before.taken_over(position, self._kept, self._pipeline, self.where)
         else:
             names = self.place.data_names()
             if names:
@@ -62,7 +64,7 @@ class Owner:
                     f"{self.place.root} has files such as {min(names)} but no {RECORD}",
                     hint="give the pipeline a new path, or move these files away",
                 )
-            record = Record(position, self._kept)
+            record = Record(position, self._kept, self._pipeline)
         self._epoch = position.epoch
         return record
 

@@ -37,6 +37,8 @@ class Record:
     position: Position
     kept: Mapping[str, str]
     """Settings that must not change under an output that exists."""
+    pipeline: str = ""
+    """Whose output it is; an older record names nobody, and becomes theirs who find it."""
     next: int = 1
     """Number of the next file."""
     open: dict[str, OpenFile] = field(default_factory=dict)
@@ -49,6 +51,7 @@ class Record:
             "version": VERSION,
             "position": self.position.to_json(),
             "settings": dict(self.kept),
+            "pipeline": self.pipeline,
             "next": self.next,
             "open": {
                 folder: {"name": f.name, "bytes": f.bytes, "opened": f.opened, "schema": f.schema}
@@ -70,6 +73,7 @@ class Record:
             return cls(
                 Position.from_json(value["position"]),
                 value["settings"],
+                value.get("pipeline", ""),
                 value["next"],
                 {folder: OpenFile(**f) for folder, f in value["open"].items()},
                 tuple((Lsn.parse(lsn), seq) for lsn, seq in value.get("redelivered", ())),
@@ -80,7 +84,7 @@ class Record:
                 hint="restore it from a backup, or give the pipeline a new path",
             ) from error
 
-    def taken_over(self, position: Position, kept: Mapping[str, str], where: str) -> Record:
+    def taken_over(self, position: Position, kept: Mapping[str, str], pipeline: str, where: str) -> Record:
         """The record under the owner of `position`; `Refused` if it cannot be its own."""
         ours, theirs = self.position.lineage, position.lineage
         if not position.owns(ours):
@@ -89,6 +93,11 @@ class Record:
                 f" {ours.timeline}, not of slot {theirs.slot} on system {theirs.system_id} timeline"
                 f" {theirs.timeline}",
                 hint="give the pipeline a new path, or move the old output away",
+            )
+        if self.pipeline not in ("", pipeline):
+            raise Refused(
+                f"{where} holds the output of pipeline {self.pipeline!r}, not of {pipeline!r}",
+                hint=f"give pipeline {pipeline!r} a path of its own, or call it {self.pipeline!r} again",
             )
         if self.position.epoch > position.epoch:
             raise Refused(
@@ -101,7 +110,8 @@ class Record:
                     f"{where} was begun with {name} {self.kept.get(name)}, now it is {value}",
                     hint=f"set `{name}: {self.kept.get(name)}`, or give the pipeline a new path",
                 )
-        return replace(self, position=replace(position, lsn=self.position.lsn, tables=self.position.tables))
+        ours_now = replace(position, lsn=self.position.lsn, tables=self.position.tables)
+        return replace(self, position=ours_now, pipeline=pipeline)
 
     def at(self, lsn: Lsn) -> Record:
         return replace(self, position=self.position.at(lsn))

@@ -20,7 +20,9 @@ from .whole import WholeFiles
 
 
 def sink(settings: FilesSettings, context: SinkContext) -> Sink:
-    return WholeFiles(settings, place_of(settings)) if settings.whole else GrowingFiles(settings)
+    if settings.whole:
+        return WholeFiles(settings, place_of(settings), context.pipeline)
+    return GrowingFiles(settings, context.pipeline)
 
 
 def writer(task: Mapping[str, Any], attempt: Attempt, place: Place | None = None) -> Writer:

@@ -33,11 +33,11 @@ _ALL = 4
 
 
 class WholeFiles:
-    def __init__(self, settings: FilesSettings, place: Place) -> None:
+    def __init__(self, settings: FilesSettings, place: Place, pipeline: str) -> None:
         self.capabilities = capabilities(settings)
         self._settings = settings
         self._place = place
-        self._owner = Owner(place, settings)
+        self._owner = Owner(place, settings, pipeline)
         self._durable = self._accepted = Lsn(0)
         self._pending: list[Piece] = []
         self._since = 0.0
