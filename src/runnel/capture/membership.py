@@ -19,6 +19,7 @@ from ..postgres import catalog
 from ..postgres.catalog import Table
 from ..postgres.connect import Connection
 from ..postgres.patterns import TablePatterns
+from .publication import quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,6 @@ class Membership:
 
     @property
     def changed(self) -> bool:
-        """Servers without the fix of 2025 need capture to reconnect then."""
         return bool(self.added or self.dropped)
 
     def problems(self) -> list[TableState]:
@@ -177,12 +177,12 @@ def _alter_once(
     connection: Connection, publication: str, verb: str, tables: Sequence[str], lock_timeout: str
 ) -> None:
     # ONLY: an inheritance parent does not bring its children along; patterns say what is wanted
-    names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(_raw(name)) for name in tables)
+    names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(quoted(name)) for name in tables)
     with connection.transaction():
         connection.execute("SELECT set_config('lock_timeout', %s, true)", [lock_timeout])
         connection.execute(
             sql.SQL("ALTER PUBLICATION {} {} TABLE {}").format(
-                sql.Identifier(publication), _raw(verb), names
+                sql.Identifier(publication), quoted(verb), names
             )
         )
 
@@ -191,8 +191,3 @@ def _why(error: psycopg.Error) -> str:
     if isinstance(error, psycopg.errors.LockNotAvailable):
         return "locked by somebody else for too long; tried again later"
     return error.diag.message_primary or str(error)
-
-
-def _raw(text: str) -> sql.SQL:
-    """SQL that Postgres itself quoted, or a fixed word."""
-    return sql.SQL(text)
