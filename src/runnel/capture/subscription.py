@@ -84,7 +84,7 @@ def init(url: str, state: State, wanted: Wanted, say: Say) -> Outcome:
     patterns = TablePatterns(wanted.tables)
     with connect(url, f"runnel {wanted.name} init") as source:
         server = _primary(catalog.server(source))
-        membership.require_literals(catalog.tables(source), patterns)
+        membership.require_grantable(catalog.tables(source), patterns)
         state.install()
         with state.only_one("init", f"init of {wanted.name!r}"):
             subscription = state.subscription()
@@ -93,8 +93,9 @@ def init(url: str, state: State, wanted: Wanted, say: Say) -> Outcome:
             return _create(url, source, state, subscription, server, wanted, patterns, say)
 
 
-def destroy(url: str, state: State, name: str, say: Say) -> None:
-    """Remove slot, publication, rows, and the schema with the last subscription. May be repeated."""
+def destroy(url: str, state: State, name: str, say: Say, *, force: bool = False) -> None:
+    """Remove slot, publication, rows, and the schema with the last subscription. May be repeated. `force`:
+    also what this state does not know, which may be another installation's."""
     with connect(url, f"runnel {name} destroy") as source:
         subscription = state.subscription()
         for who in (CAPTURE, *state.pipelines()) if subscription is not None else ():
@@ -104,6 +105,8 @@ def destroy(url: str, state: State, name: str, say: Say) -> None:
         bound = _publication_id(source, name)
         ids = {subscription.id} if subscription is not None else set()
         if isinstance(bound, uuid.UUID):
+            if bound not in ids and not force:
+                raise _unknown(name, bound, state)
             ids.add(bound)
         # the slot first: nothing else of ours can fill the server's disk
         for id_ in ids:
@@ -124,6 +127,16 @@ def destroy(url: str, state: State, name: str, say: Say) -> None:
         gone = state.uninstall()
         if subscription is not None:
             say("schema runnel dropped" if gone else f"state of {name} removed; other subscriptions stay")
+
+
+def _unknown(name: str, bound: uuid.UUID, state: State) -> Refused:
+    slot = slot_name(name, bound)
+    return Refused(
+        f"publication {name!r} with slot {slot!r} is of a subscription that the state in database"
+        f" {state.connection.info.dbname!r} does not know: another installation's may go on with it",
+        hint="give the state.url it was made with; if it is nobody's: runnel destroy --force, or"
+        f" SELECT pg_drop_replication_slot('{slot}'); DROP PUBLICATION \"{name}\"",
+    )
 
 
 def slot_name(name: str, id_: uuid.UUID) -> str:

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from ..capture.membership import wanted
+from ..capture.membership import TORN, torn, torn_remedy, wanted
 from ..errors import RunnelError
 from ..postgres import catalog
 from ..postgres.connect import connect
@@ -64,6 +64,9 @@ def _findings(config: Config) -> Iterator[Finding]:
             p.text for p in patterns.literals() if not any(p.matches(t.schema, t.name) for t in found)
         ]
         yield from table_findings(wanted(found, patterns), missing)
+        for leaf, root in torn(found, patterns):
+            remedy = f"-- {torn_remedy(leaf, root)}"
+            yield Finding(Level.BLOCK, leaf.label, f"excluded, but {TORN}", remedy)
 
 
 def _state(config: Config) -> tuple[str | None, Finding | None]:

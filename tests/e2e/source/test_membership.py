@@ -10,8 +10,9 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
+from conftest import RunnelCli
 from runnel.capture.subscription import Outcome, Wanted, init
-from runnel.errors import Refused
+from runnel.errors import Refused, RunnelError
 from runnel.progress.state import State
 
 Connect = Callable[[], psycopg.Connection]
@@ -154,3 +155,41 @@ def test_init_waits_for_transactions_of_before_a_table_joined_whoever_published_
     outcome = init(url, state, Wanted("shop", ("*.*",), ("copy",)), say)
     assert outcome.membership.added == []
     assert ended, "what the open transaction wrote before the table joined is missing"
+
+
+PARTITIONED = [
+    "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+    "CREATE TABLE p_open PARTITION OF p FOR VALUES FROM (0) TO (10)",
+    "CREATE TABLE p_secret PARTITION OF p FOR VALUES FROM (10) TO (20)",
+]
+
+
+def test_an_excluded_partition_of_a_captured_table_is_refused_and_shown(
+    runnel_cli: RunnelCli, url: str, state: State, connect: Connect
+) -> None:
+    user = connect()
+    for statement in PARTITIONED[:2]:
+        user.execute(statement.encode())
+    runnel_cli.config(
+        f"source: {{url: '{url}', name: shop, tables: ['public.*', '!public.p_secret']}}\n"
+        "pipelines:\n  copy: {sink: {type: files, path: out}}\n"
+    )
+    runnel_cli.run("init")
+    user.execute(PARTITIONED[2].encode())
+    said = "it is a partition, and the table above is published as a whole"
+    assert f"public.p without public.p_secret: {said}" in runnel_cli.run("init", expect=1).stderr
+    assert "public.p_secret" in runnel_cli.run("check", expect=1).stdout
+    assert "partition public.p_secret is excluded, but captured" in runnel_cli.run("status").stdout
+    with pytest.raises(RunnelError) as caught:
+        make(url, state, "public.*", "!public.p_secret")
+    assert "'!public.p'" in caught.value.hint
+
+
+def test_partitions_are_out_with_their_excluded_root_unless_named(
+    url: str, state: State, connect: Connect
+) -> None:
+    for statement in PARTITIONED:
+        connect().execute(statement.encode())
+    assert make(url, state, "public.*", "!public.p").membership.tables == []
+    named = make(url, state, "public.*", "!public.p", "public.p_open").membership
+    assert [table.label for table in named.tables] == ["public.p_open"]
