@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from conftest import RunnelCli
 from runnel.capture.subscription import Outcome, Wanted, init
 from runnel.errors import Refused, RunnelError
 from runnel.progress.state import State
+from servers import await_condition
 
 Connect = Callable[[], psycopg.Connection]
 
@@ -193,3 +195,37 @@ def test_partitions_are_out_with_their_excluded_root_unless_named(
     assert make(url, state, "public.*", "!public.p").membership.tables == []
     named = make(url, state, "public.*", "!public.p", "public.p_open").membership
     assert [table.label for table in named.tables] == ["public.p_open"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("command", "code"), [("init", 130), ("run", 0)])
+@pytest.mark.parametrize("waits", ["for the slot", "for a table that joined"])
+def test_a_signal_ends_an_init_that_waits_for_a_transaction(
+    runnel_cli: RunnelCli,
+    url: str,
+    state: State,
+    connect: Connect,
+    number: signal.Signals,
+    command: str,
+    code: int,
+    waits: str,
+) -> None:
+    busy = connect()
+    runnel_cli.config(
+        f"source: {{url: '{url}', name: shop}}\npipelines:\n  copy: {{sink: {{type: files, path: out}}}}\n"
+    )
+    if waits == "for a table that joined":
+        make(url, state)
+    busy.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    busy.execute("BEGIN")
+    busy.execute("INSERT INTO t VALUES (1)")
+    process = runnel_cli.start(command)
+    assert process.stderr is not None
+    assert any("waiting for transaction" in line for line in iter(process.stderr.readline, ""))
+    process.send_signal(number)
+    assert process.wait(20) == code
+    assert "Traceback" not in process.stderr.read()
+    slots = "SELECT slot_name FROM pg_replication_slots WHERE confirmed_flush_lsn IS NULL"
+    await_condition(lambda: busy.execute(slots).fetchall() == [])
+    busy.execute("COMMIT")
+    assert make(url, state).subscription.complete
