@@ -41,7 +41,15 @@ from .publication import (
     read_publication,
 )
 from .settling import compare, read_rows, settle, were_out
-from .slot import Say, create_slot, drop_slot, read_slot, slot_exists, wait_for_running
+from .slot import (
+    Say,
+    create_slot,
+    drop_slot,
+    make_failover,
+    read_slot,
+    slot_exists,
+    wait_for_running,
+)
 from .start import ServerFacts, SlotFacts, check_follows, switched
 
 if TYPE_CHECKING:
@@ -191,8 +199,9 @@ def _create(
     # tables that joined just now
     existed = slot_exists(source, noted.slot)
     consistent = create_slot(url, source, noted.slot, failover=wanted.failover, say=say)
-    if wanted.failover and server.major < 17:
-        notes.append("source.failover needs PostgreSQL 17 or later: this slot does not follow a failover")
+    made = read_slot(source, noted.slot)
+    if wanted.failover and (made is None or not made.failover):
+        notes.append(make_failover(url, noted.slot))
     failpoint("init.slot")
     _settle(source, state, noted, report, say, waited=not existed)
     state.complete_subscription(consistent, wanted.pipelines)
@@ -267,6 +276,8 @@ def _adopt(
         )
     elif wanted.accept_server and server.timeline != subscription.lineage.timeline:
         notes.append(_accept_promotion(url, state, subscription, server))
+    if wanted.failover and not slot.failover:
+        notes.append(make_failover(url, slot.name))
     if published.altered:
         did = " and ".join(mend_publication(source, name, published))
         notes.append(

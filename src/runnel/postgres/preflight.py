@@ -54,7 +54,7 @@ def server_findings(connection: Connection, needs: Needs) -> Iterator[Finding]:
     yield from _senders(connection, settings, needs)
     yield from _privileges(connection, needs)
     yield from _limits(settings)
-    yield from _failover(server, settings, needs)
+    yield from _failover(connection, server, settings, needs)
     yield from _publication(connection, server, needs)
 
 
@@ -247,14 +247,28 @@ def _limits(settings: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _failover(server: Server, settings: dict[str, Any], needs: Needs) -> Iterator[Finding]:
+def _failover(
+    connection: Connection, server: Server, settings: dict[str, Any], needs: Needs
+) -> Iterator[Finding]:
     if not needs.failover:
         return
     if server.major < 17:
         yield Finding(
             Level.WARN, "source.failover", "failover slots exist from PostgreSQL 17 on: without effect"
         )
-    elif not settings.get("synchronized_standby_slots"):
+        return
+    if needs.slot is not None and _count(
+        connection,
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND NOT failover",
+        needs.slot,
+    ):
+        yield Finding(
+            Level.WARN,
+            "source.failover",
+            f"not in force: slot {needs.slot} was made without it, and does not follow a failover",
+            "-- stop capture, then: runnel init",
+        )
+    if not settings.get("synchronized_standby_slots"):
         yield Finding(
             Level.WARN,
             "synchronized_standby_slots",

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from conftest import RunnelCli
+from runnel.capture.stream import ReplicationStream
 from runnel.capture.subscription import Outcome, Wanted, init
 from runnel.errors import Refused, RunnelError
 from runnel.progress.state import State
@@ -229,3 +230,37 @@ def test_a_signal_ends_an_init_that_waits_for_a_transaction(
     await_condition(lambda: busy.execute(slots).fetchall() == [])
     busy.execute("COMMIT")
     assert make(url, state).subscription.complete
+
+
+def test_failover_asked_for_later_is_set_once_nobody_reads_the_slot(
+    runnel_cli: RunnelCli, url: str, state: State, connect: Connect
+) -> None:
+    made = make(url, state).subscription
+    runnel_cli.config(
+        f"source: {{url: '{url}', name: shop, failover: true}}\n"
+        "pipelines:\n  copy: {sink: {type: files, path: out}}\n"
+    )
+    if connect().info.server_version < 170_000:
+        assert "source.failover needs PostgreSQL 17" in runnel_cli.run("init").stdout
+        return
+    warning = f"not in force: slot {made.slot}"
+    assert warning in _unfolded(runnel_cli.run("check").stdout)
+    stream = ReplicationStream(url, "test")
+    try:
+        stream.start(made.slot, "shop", made.consistent_lsn, streaming=True)
+        said = runnel_cli.run("init").stdout
+        assert f"source.failover is not in force: slot {made.slot}" in said
+        assert "(somebody reads it): stop capture, then runnel init" in said
+    finally:
+        stream.close()
+    await_condition(lambda: f"slot {made.slot} is a failover slot" in runnel_cli.run("init").stdout)
+    failover = connect().execute(
+        "SELECT failover FROM pg_replication_slots WHERE slot_name = %s", [made.slot]
+    )
+    assert failover.fetchone() == (True,)
+    assert warning not in _unfolded(runnel_cli.run("check").stdout)
+    assert "failover" not in runnel_cli.run("init").stdout
+
+
+def _unfolded(text: str) -> str:
+    return " ".join(text.split())
