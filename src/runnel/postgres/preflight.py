@@ -55,7 +55,6 @@ def server_findings(connection: Connection, needs: Needs) -> Iterator[Finding]:
     yield from _privileges(connection, needs)
     yield from _limits(settings)
     yield from _failover(connection, server, settings, needs)
-    yield from _publication(connection, server, needs)
 
 
 def replication_finding(url: str) -> Finding:
@@ -274,24 +273,6 @@ def _failover(
             "synchronized_standby_slots",
             "empty: changes may be delivered before a standby has them, and a failover is then refused",
             "ALTER SYSTEM SET synchronized_standby_slots = '<the standby''s physical slot>'",
-        )
-
-
-def _publication(connection: Connection, server: Server, needs: Needs) -> Iterator[Finding]:
-    if server.major < 15:
-        return
-    rows = connection.execute(
-        "SELECT r.prrelid::regclass::text FROM pg_publication_rel r"
-        " JOIN pg_publication p ON p.oid = r.prpubid"
-        " WHERE p.pubname = %s AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL) ORDER BY 1",
-        [needs.name],
-    )
-    for (table,) in rows:
-        yield Finding(
-            Level.WARN,
-            table,
-            f"publication {needs.name} leaves out some of its rows or columns",
-            f'ALTER PUBLICATION "{needs.name}" DROP TABLE {table}; -- runnel init adds it whole',
         )
 
 

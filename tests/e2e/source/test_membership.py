@@ -41,8 +41,9 @@ ALTERATIONS = {
 
 @pytest.mark.parametrize("says", ALTERATIONS)
 def test_a_publication_altered_to_publish_something_else_is_refused_until_init_mends_it(
-    says: str, url: str, state: State, connect: Connect
+    says: str, url: str, state: State, connect: Connect, runnel_cli: RunnelCli
 ) -> None:
+    runnel_cli.config(f"source: {{url: '{url}', name: shop}}\n")
     user = connect()
     since, alteration = ALTERATIONS[says]
     if user.info.server_version < since * 10_000:
@@ -54,6 +55,7 @@ def test_a_publication_altered_to_publish_something_else_is_refused_until_init_m
     with pytest.raises(Refused, match=says) as caught:  # the implied init of `run`
         make(url, state, mend=False)
     assert "runnel init sets it right" in caught.value.hint
+    assert says in _unfolded(runnel_cli.run("check", expect=1).stdout)
     outcome = make(url, state)
     assert [note for note in outcome.notes if says in note] == outcome.notes
     assert len(outcome.notes) == 1
