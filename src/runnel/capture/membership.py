@@ -19,6 +19,10 @@ from ..postgres import catalog
 from ..postgres.catalog import Table
 from ..postgres.connect import Connection
 from ..postgres.patterns import TablePatterns
+from .publication import quoted
+
+TORN = "it is a partition, and the table above is published as a whole"
+"""Why an exclusion cannot be granted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,6 @@ class Membership:
 
     @property
     def changed(self) -> bool:
-        """Servers without the fix of 2025 need capture to reconnect then."""
         return bool(self.added or self.dropped)
 
     def problems(self) -> list[TableState]:
@@ -53,27 +56,51 @@ class Membership:
 
 
 def wanted(tables: Sequence[Table], patterns: TablePatterns) -> list[tuple[Table, bool]]:
-    """(table, named literally) of what the patterns take; leaves of a taken root go with their root."""
+    """(table, named literally) of what the patterns take. Leaves go with their root: with a taken one as a
+    part of it, with an excluded one out, unless they are named literally."""
     taken = {t.oid: p for t in tables if (p := patterns.match(t.schema, t.name)) is not None}
+    excluded = {t.oid for t in tables if patterns.excluded(t.schema, t.name)}
     out = []
     for table in tables:
         pattern = taken.get(table.oid)
         if pattern is None:
             continue
-        if not any(oid in taken for oid in table.ancestors):
+        if any(oid in taken for oid in table.ancestors):
+            continue
+        if pattern.literal or not any(oid in excluded for oid in table.ancestors):
             out.append((table, pattern.literal))
     return out
+
+
+def torn(tables: Sequence[Table], patterns: TablePatterns) -> list[tuple[Table, Table]]:
+    """Partitions that are excluded though a table above them, the second, is taken: a root is published as
+    a whole, so their changes would be captured all the same."""
+    chosen = {table.oid: table for table, _ in wanted(tables, patterns)}
+    out = []
+    for table in tables:
+        above = next((chosen[oid] for oid in table.ancestors if oid in chosen), None)
+        if above is not None and patterns.excluded(table.schema, table.name):
+            out.append((table, above))
+    return out
+
+
+def torn_remedy(leaf: Table, root: Table) -> str:
+    return (
+        f"exclude the root, and name the partitions that are wanted one by one: '!{root.sql}',"
+        f" '<schema.partition>'; or let source.tables exclude {leaf.label} no more"
+    )
 
 
 def read(connection: Connection, publication: str, patterns: TablePatterns) -> Membership:
     """As it is; changes nothing."""
     members = _members(connection, publication)
     found = catalog.tables(connection)
-    return _report(wanted(found, patterns), members)
+    return _report(wanted(found, patterns), members, torn=torn(found, patterns))
 
 
-def require_literals(tables: Sequence[Table], patterns: TablePatterns) -> None:
-    """Every table named literally exists and may be published; else one error tells all of them."""
+def require_grantable(tables: Sequence[Table], patterns: TablePatterns) -> None:
+    """Every table named literally exists and may be published, and nothing excluded would be captured; else
+    one error tells all of them."""
     problems, remedies = [], []
     for pattern in patterns.literals():
         if not any(pattern.matches(t.schema, t.name) for t in tables):
@@ -83,6 +110,9 @@ def require_literals(tables: Sequence[Table], patterns: TablePatterns) -> None:
         if literal and table.unusable:
             problems.append(f"{table.label}: {table.unusable}")
             remedies.append(table.remedy or f"take {table.label} out of source.tables")
+    for leaf, root in torn(tables, patterns):
+        problems.append(f"{root.label} without {leaf.label}: {TORN}")
+        remedies.append(torn_remedy(leaf, root))
     if problems:
         raise RunnelError("cannot publish " + "; ".join(problems), hint="; ".join(dict.fromkeys(remedies)))
 
@@ -107,7 +137,7 @@ def reconcile(
     failed = _alter(connection, publication, "ADD", [table.sql for table in add], lock_timeout)
     _alter(connection, publication, "DROP", surplus, lock_timeout)
     now = _members(connection, publication)
-    report = _report(chosen, now, failed)
+    report = _report(chosen, now, failed, torn=torn(found, patterns))
     report.added = [table.label for table in add if table.oid in now]
     report.dropped = [
         by_oid[oid].label if oid in by_oid else name for oid, name in members.items() if oid not in now
@@ -116,12 +146,21 @@ def reconcile(
 
 
 def _report(
-    chosen: Iterable[tuple[Table, bool]], members: dict[int, str], failed: dict[str, str] | None = None
+    chosen: Iterable[tuple[Table, bool]],
+    members: dict[int, str],
+    failed: dict[str, str] | None = None,
+    *,
+    torn: Iterable[tuple[Table, Table]],
 ) -> Membership:
     out = Membership()
+    leaking = {root.oid: leaf for leaf, root in torn}
     for table, literal in chosen:
         published = table.oid in members
-        reason = table.unusable
+        reason, remedy = table.unusable, table.remedy
+        if reason is None and table.oid in leaking:
+            leaf = leaking[table.oid]
+            reason = f"partition {leaf.label} is excluded, but captured all the same: {TORN}"
+            remedy = torn_remedy(leaf, table)
         if not published and reason is None:
             reason = (failed or {}).get(table.sql, "not published yet: runnel init, or wait for capture")
         out.tables.append(
@@ -130,7 +169,7 @@ def _report(
                 published,
                 table.identity,
                 reason,
-                table.remedy,
+                remedy,
                 literal,
                 failed=not published and table.sql in (failed or {}),
                 oid=table.oid,
@@ -177,12 +216,12 @@ def _alter_once(
     connection: Connection, publication: str, verb: str, tables: Sequence[str], lock_timeout: str
 ) -> None:
     # ONLY: an inheritance parent does not bring its children along; patterns say what is wanted
-    names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(_raw(name)) for name in tables)
+    names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(quoted(name)) for name in tables)
     with connection.transaction():
         connection.execute("SELECT set_config('lock_timeout', %s, true)", [lock_timeout])
         connection.execute(
             sql.SQL("ALTER PUBLICATION {} {} TABLE {}").format(
-                sql.Identifier(publication), _raw(verb), names
+                sql.Identifier(publication), quoted(verb), names
             )
         )
 
@@ -191,8 +230,3 @@ def _why(error: psycopg.Error) -> str:
     if isinstance(error, psycopg.errors.LockNotAvailable):
         return "locked by somebody else for too long; tried again later"
     return error.diag.message_primary or str(error)
-
-
-def _raw(text: str) -> sql.SQL:
-    """SQL that Postgres itself quoted, or a fixed word."""
-    return sql.SQL(text)

@@ -1,8 +1,9 @@
 """The publication as the server has it, and whether it still is what the subscription was made with.
 
 A dropped publication is no error to PostgreSQL 18: pgoutput leaves its changes out and its keepalives go
-on, as if nothing happened. An altered one leaves out whatever it does not publish any more, on every
-version. Nothing in the stream tells either from a quiet source.
+on, as if nothing happened. An altered one, or one whose table got a row filter or a column list, leaves
+out whatever it does not publish any more, on every version; schemas added to it let tables in that
+nobody wants captured. Nothing in the stream tells any of them from a quiet source.
 
 What must hold: capture looks here after receiving and before it records that nothing happened, or
 confirms anything to the slot.
@@ -13,6 +14,9 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
 
 from ..errors import Refused
 from ..postgres.connect import Connection
@@ -24,50 +28,173 @@ _PUBLISHES = ("insert", "update", "delete", "truncate")
 
 
 @dataclass(frozen=True, slots=True)
+class Narrowed:
+    """A member that is not published whole."""
+
+    oid: int
+    sql: str
+    rows: bool
+    """By a row filter."""
+    columns: bool
+    """By a column list."""
+
+    def __str__(self) -> str:
+        what = [word for word, there in (("rows", self.rows), ("columns", self.columns)) if there]
+        return f"leaves out {' and '.join(what)} of {self.sql}"
+
+
+@dataclass(frozen=True, slots=True)
 class PublicationFacts:
     id: uuid.UUID | None
     """Of the subscription it was made for, by its comment; None: it is not Runnel's."""
+    oid: int | None = None
+    """A publication made anew has another one, whatever its comment says."""
     lacks: tuple[str, ...] = ()
     """Operations that it does not publish."""
     via_root: bool = True
+    generated: bool = True
+    """It publishes stored generated columns, where the server can (18)."""
+    all_tables: bool = False
+    schemas: tuple[str, ...] = ()
+    """As SQL: all their tables are in it, wanted or not."""
+    narrowed: tuple[Narrowed, ...] = ()
 
     @property
     def altered(self) -> bool:
-        return bool(self.lacks) or not self.via_root
+        return bool(self.deviations())
+
+    def deviations(self) -> list[str]:
+        """What it does that Runnel's own does not; each goes on after its name."""
+        out = [f"does not publish {', '.join(self.lacks)} any more"] if self.lacks else []
+        if not self.via_root:
+            out.append("publishes partitions under their own names")
+        if not self.generated:
+            out.append("leaves out stored generated columns")
+        if self.all_tables:
+            out.append("publishes all tables")
+        out += [f"publishes all tables of schema {schema}" for schema in self.schemas]
+        return out + [str(member) for member in self.narrowed]
 
 
 def comment(subscription: Subscription) -> str:
     return f"runnel subscription {subscription.id}"
 
 
+def options(version: int) -> list[sql.SQL]:
+    """As `CREATE PUBLICATION … WITH` takes them."""
+    out = [
+        sql.SQL("publish = 'insert, update, delete, truncate'"),
+        sql.SQL("publish_via_partition_root = true"),
+    ]
+    if version >= 180_000:
+        # without it an update under REPLICA IDENTITY FULL is refused where such a column exists
+        out.append(sql.SQL("publish_generated_columns = stored"))
+    return out
+
+
 def read_publication(connection: Connection, name: str) -> PublicationFacts | None:
+    # the catalogue gains columns from version to version: as JSON an absent one is simply absent
     row = connection.execute(
-        "SELECT obj_description(oid, 'pg_publication'), pubviaroot, pubinsert, pubupdate, pubdelete,"
-        " pubtruncate FROM pg_publication WHERE pubname = %s",
+        "SELECT oid::int8, obj_description(oid, 'pg_publication'), to_jsonb(p) FROM pg_publication p"
+        " WHERE pubname = %s",
         [name],
     ).fetchone()
     if row is None:
         return None
-    found = _COMMENT.search(row[0] or "")
-    lacks = tuple(what for what, there in zip(_PUBLISHES, row[2:], strict=True) if not there)
-    return PublicationFacts(uuid.UUID(found[1]) if found else None, lacks, row[1])
+    oid, text, has = row
+    found = _COMMENT.search(text or "")
+    narrowed, schemas = _narrowed(connection, oid), _schemas(connection, oid)
+    return PublicationFacts(
+        uuid.UUID(found[1]) if found else None,
+        oid,
+        lacks=tuple(what for what in _PUBLISHES if not has[f"pub{what}"]),
+        via_root=has["pubviaroot"],
+        generated=has.get("pubgencols", "s") == "s",
+        all_tables=has["puballtables"],
+        schemas=schemas,
+        narrowed=narrowed,
+    )
 
 
-def check_publication(subscription: Subscription, found: PublicationFacts | None, since: Lsn) -> None:
+def _narrowed(connection: Connection, oid: int) -> tuple[Narrowed, ...]:
+    if connection.info.server_version < 150_000:
+        return ()
+    rows: list[Any] = connection.execute(
+        "SELECT c.oid::int8, quote_ident(n.nspname) || '.' || quote_ident(c.relname),"
+        " r.prqual IS NOT NULL, r.prattrs IS NOT NULL"
+        " FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE r.prpubid = %s AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL) ORDER BY 2",
+        [oid],
+    ).fetchall()
+    return tuple(Narrowed(*row) for row in rows)
+
+
+def _schemas(connection: Connection, oid: int) -> tuple[str, ...]:
+    if connection.info.server_version < 150_000:
+        return ()
+    rows = connection.execute(
+        "SELECT quote_ident(n.nspname) FROM pg_publication_namespace s"
+        " JOIN pg_namespace n ON n.oid = s.pnnspid WHERE s.pnpubid = %s ORDER BY 1",
+        [oid],
+    ).fetchall()
+    return tuple(schema for (schema,) in rows)
+
+
+def check_publication(
+    subscription: Subscription, found: PublicationFacts | None, since: Lsn, *, may_be_altered: bool = False
+) -> PublicationFacts:
     """`since`: up to here nothing can be missing."""
     name = subscription.publication
     afresh = "start afresh: runnel destroy && runnel init, then import again"
     gone = f"changes after {since} may be missing"
     if found is None:
         raise Refused(f"publication {name!r} does not exist any more: {gone}", hint=afresh)
-    if found.id != subscription.id:
+    known = subscription.publication_oid
+    if found.id != subscription.id or (known is not None and found.oid != known):
         raise Refused(f"publication {name!r} was made anew by somebody else: {gone}", hint=afresh)
-    if found.altered:
-        how = [f"does not publish {', '.join(found.lacks)} any more"] if found.lacks else []
-        if not found.via_root:
-            how.append("publishes partitions under their own names")
+    if found.altered and not may_be_altered:
         raise Refused(
-            f"publication {name!r} was altered by somebody else and {' and '.join(how)}: {gone}",
+            f"publication {name!r} was altered by somebody else and"
+            f" {' and '.join(found.deviations())}: {gone}",
             hint="runnel init sets it right and goes on without what is missing; for whole targets "
             + afresh,
         )
+    return found
+
+
+def mend_publication(connection: Connection, name: str, found: PublicationFacts) -> list[str]:
+    """Make it publish what Runnel's own does, in one transaction. Gives what it did instead till now.
+
+    A member that was narrowed gets a new membership row: what an open transaction wrote before is still
+    judged by the old one, so the caller waits for those.
+    """
+    publication = sql.Identifier(name)
+    alter = sql.SQL("ALTER PUBLICATION {} ").format(publication)
+    if found.all_tables:
+        raise Refused(
+            f"publication {name!r} publishes all tables, which cannot be altered",
+            hint="start afresh: runnel destroy && runnel init, then import again",
+        )
+    with connection.transaction():
+        wanted = sql.SQL(", ").join(options(connection.info.server_version))
+        connection.execute(alter + sql.SQL("SET ({})").format(wanted))
+        for schema in found.schemas:
+            connection.execute(alter + sql.SQL("DROP TABLES IN SCHEMA ") + quoted(schema))
+        renew(connection, name, [member.sql for member in found.narrowed])
+    return found.deviations()
+
+
+def renew(connection: Connection, name: str, tables: list[str]) -> None:
+    """Take members out and in again, whole, in one transaction: no change falls between."""
+    alter = sql.SQL("ALTER PUBLICATION {} ").format(sql.Identifier(name))
+    with connection.transaction():
+        connection.execute("SELECT set_config('lock_timeout', '60s', true)")
+        for table in tables:
+            connection.execute(alter + sql.SQL("DROP TABLE ONLY ") + quoted(table))
+            connection.execute(alter + sql.SQL("ADD TABLE ONLY ") + quoted(table))
+
+
+def quoted(text: str) -> sql.SQL:
+    """A name that Postgres itself quoted, or a fixed word."""
+    return sql.SQL(text)

@@ -13,13 +13,20 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import psycopg
+from psycopg import sql
 
 from ..errors import RunnelError, Transient
-from ..postgres.connect import Connection, connect
+from ..postgres.connect import Connection, connect, parse_url
 from ..postgres.lsn import Lsn
+from ..redaction import redact
 from .start import SlotFacts
 
 Say = Callable[[str], None]
+
+NO_FAILOVER = "source.failover needs PostgreSQL 17 or later: this slot does not follow a failover"
+
+_PATIENCE = 3.0
+"""Seconds to wait until a slot is free."""
 
 _FIRST_REPORT = 1.0
 _NEXT_REPORT = 10.0
@@ -69,6 +76,35 @@ def create_slot(url: str, watch: Connection, name: str, *, failover: bool, say: 
         while _maker(watch, name) == maker:
             reports.waiting(maker)
             time.sleep(0.2)
+
+
+def make_failover(url: str, name: str) -> str:
+    """Let an existing slot follow a failover, which needs PostgreSQL 17 and nobody who reads it. Gives the
+    sentence that says what came of it."""
+    parameters = {"connect_timeout": 10, **parse_url(url), "replication": "database"}
+    try:
+        with psycopg.connect(**parameters, autocommit=True) as connection:
+            if connection.info.server_version < 170_000:
+                return NO_FAILOVER
+            # the server waits for whoever reads the slot, without end
+            patience = threading.Timer(_PATIENCE, connection.cancel_safe)
+            patience.start()
+            try:
+                connection.execute(
+                    sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)").format(sql.Identifier(name))
+                )
+            finally:
+                patience.cancel()
+                patience.join()
+    except psycopg.Error as error:
+        said = error.diag.message_primary or " ".join(str(error).split())
+        if isinstance(error, psycopg.errors.QueryCanceled):
+            said = "somebody reads it"
+        return (
+            f"source.failover is not in force: slot {name} was made without it, and could not be altered"
+            f" ({redact(said)}): stop capture, then runnel init"
+        )
+    return f"slot {name} is a failover slot from now on"
 
 
 def drop_slot(connection: Connection, name: str, wait: float = 10.0) -> bool:

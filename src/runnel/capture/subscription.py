@@ -13,7 +13,7 @@ Runnel's is never touched.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,8 +33,23 @@ from ..progress.records import Subscription
 from ..progress.state import CAPTURE, State
 from . import membership
 from .membership import Membership
-from .publication import check_publication, comment, read_publication
-from .slot import Say, create_slot, drop_slot, read_slot, slot_exists, wait_for_running
+from .publication import (
+    check_publication,
+    comment,
+    mend_publication,
+    options,
+    read_publication,
+)
+from .settling import compare, read_rows, settle, were_out
+from .slot import (
+    Say,
+    create_slot,
+    drop_slot,
+    make_failover,
+    read_slot,
+    slot_exists,
+    wait_for_running,
+)
 from .start import ServerFacts, SlotFacts, check_follows, switched
 
 if TYPE_CHECKING:
@@ -77,7 +92,7 @@ def init(url: str, state: State, wanted: Wanted, say: Say) -> Outcome:
     patterns = TablePatterns(wanted.tables)
     with connect(url, f"runnel {wanted.name} init") as source:
         server = _primary(catalog.server(source))
-        membership.require_literals(catalog.tables(source), patterns)
+        membership.require_grantable(catalog.tables(source), patterns)
         state.install()
         with state.only_one("init", f"init of {wanted.name!r}"):
             subscription = state.subscription()
@@ -86,8 +101,9 @@ def init(url: str, state: State, wanted: Wanted, say: Say) -> Outcome:
             return _create(url, source, state, subscription, server, wanted, patterns, say)
 
 
-def destroy(url: str, state: State, name: str, say: Say) -> None:
-    """Remove slot, publication, rows, and the schema with the last subscription. May be repeated."""
+def destroy(url: str, state: State, name: str, say: Say, *, force: bool = False) -> None:
+    """Remove slot, publication, rows, and the schema with the last subscription. May be repeated. `force`:
+    also what this state does not know, which may be another installation's."""
     with connect(url, f"runnel {name} destroy") as source:
         subscription = state.subscription()
         for who in (CAPTURE, *state.pipelines()) if subscription is not None else ():
@@ -97,6 +113,8 @@ def destroy(url: str, state: State, name: str, say: Say) -> None:
         bound = _publication_id(source, name)
         ids = {subscription.id} if subscription is not None else set()
         if isinstance(bound, uuid.UUID):
+            if bound not in ids and not force:
+                raise _unknown(name, bound, state)
             ids.add(bound)
         # the slot first: nothing else of ours can fill the server's disk
         for id_ in ids:
@@ -117,6 +135,16 @@ def destroy(url: str, state: State, name: str, say: Say) -> None:
         gone = state.uninstall()
         if subscription is not None:
             say("schema runnel dropped" if gone else f"state of {name} removed; other subscriptions stay")
+
+
+def _unknown(name: str, bound: uuid.UUID, state: State) -> Refused:
+    slot = slot_name(name, bound)
+    return Refused(
+        f"publication {name!r} with slot {slot!r} is of a subscription that the state in database"
+        f" {state.connection.info.dbname!r} does not know: another installation's may go on with it",
+        hint="give the state.url it was made with; if it is nobody's: runnel destroy --force, or"
+        f" SELECT pg_drop_replication_slot('{slot}'); DROP PUBLICATION \"{name}\"",
+    )
 
 
 def slot_name(name: str, id_: uuid.UUID) -> str:
@@ -164,18 +192,18 @@ def _create(
             id_, slot_name(name, id_), name, server.system_id, server.timeline
         )
     failpoint("init.noted")
-    report = _publish(source, noted, bound, patterns)
+    report = _publish(source, noted, patterns)
     failpoint("init.published")
     say(f"publication {name}: {sum(t.published for t in report.tables)} tables")
     # a slot that is there, adopted or made by an interrupted init, waited for transactions of before the
     # tables that joined just now
     existed = slot_exists(source, noted.slot)
     consistent = create_slot(url, source, noted.slot, failover=wanted.failover, say=say)
-    if wanted.failover and server.major < 17:
-        notes.append("source.failover needs PostgreSQL 17 or later: this slot does not follow a failover")
+    made = read_slot(source, noted.slot)
+    if wanted.failover and (made is None or not made.failover):
+        notes.append(make_failover(url, noted.slot))
     failpoint("init.slot")
-    if existed and report.changed:
-        wait_for_running(source, say)
+    _settle(source, state, noted, report, say, waited=not existed)
     state.complete_subscription(consistent, wanted.pipelines)
     say(f"slot {noted.slot} begins at {consistent}")
     return Outcome(state.known(), report, slot is None, dict.fromkeys(wanted.pipelines, consistent), notes)
@@ -226,13 +254,19 @@ def _adopt(
             f" ({slot.invalidation or 'its WAL was removed'}): changes are gone",
             hint=again,
         )
-    published = read_publication(source, name)
-    altered = published is not None and published.altered
-    mendable = replace(published, lacks=(), via_root=True) if published and wanted.mend else published
-    check_publication(subscription, mendable, slot.confirmed)
-    if server.system_id != subscription.lineage.system_id:
-        if not wanted.accept_server:
-            _same_server(subscription, server)
+    moved = server.system_id != subscription.lineage.system_id
+    if moved and not wanted.accept_server:
+        _same_server(subscription, server)
+    # pg_upgrade gives the publication another oid
+    as_made = replace(subscription, publication_oid=None) if moved else subscription
+    published = check_publication(
+        as_made, read_publication(source, name), slot.confirmed, may_be_altered=wanted.mend
+    )
+    if moved or subscription.publication_oid is None:
+        rows = read_rows(source, name)
+        known = rows if subscription.publication_oid is None else rows.keys() & subscription.members
+        state.note_members(published.oid, {table: rows[table].oid for table in known})
+    if moved:
         for pipeline, row in state.pipelines().items():
             if not row.position.lineage.same_source(Lineage(server.system_id, 0, subscription.slot)):
                 check_follows(row.position.lsn, f"pipeline {pipeline!r}", slot)
@@ -242,21 +276,54 @@ def _adopt(
         )
     elif wanted.accept_server and server.timeline != subscription.lineage.timeline:
         notes.append(_accept_promotion(url, state, subscription, server))
-    if altered:
-        _mend_options(source, subscription, notes)
+    if wanted.failover and not slot.failover:
+        notes.append(make_failover(url, slot.name))
+    if published.altered:
+        did = " and ".join(mend_publication(source, name, published))
+        notes.append(
+            f"publication {name} had been altered: it {did}; it is set right again, what happened in"
+            " between was not captured as it should have been"
+        )
     report = membership.reconcile(source, name, patterns, lock_timeout="60s")
     _all_published(report)
     if report.added:
         say(f"publication {name}: added {', '.join(report.added)}")
-        wait_for_running(source, say)
     if report.dropped:
         say(f"publication {name}: dropped {', '.join(report.dropped)}")
+    mended = {member.oid for member in published.narrowed}
+    notes += _settle(source, state, state.known(), report, say, told=mended)
     joined = {
         pipeline: state.join(pipeline, partial(catalog.current_lsn, source))
         for pipeline in wanted.pipelines
     }
     registered = {pipeline: lsn for pipeline, lsn in joined.items() if lsn is not None}
     return Outcome(state.known(), report, False, registered, notes)
+
+
+def _settle(
+    source: Connection,
+    state: State,
+    subscription: Subscription,
+    report: Membership,
+    say: Say,
+    *,
+    waited: bool = False,
+    told: Collection[int] = (),
+) -> list[str]:
+    """Whatever is in the publication counts from here on (see settling.py). `waited`: for all that ran when
+    the last table joined. `told`: tables known to have been out. Gives what the user must know."""
+    name = subscription.publication
+    now, found = read_rows(source, name), read_publication(source, name)
+    assert found is not None  # noqa: S101 - made or checked above
+    difference = compare(subscription.members, now, (table.oid for table in report.tables))
+    if waited:
+        settled = {table: row.oid for table, row in difference.fresh.items()}
+    else:
+        if difference.fresh:
+            wait_for_running(source, say)
+        settled = settle(source, name, difference.fresh)
+    state.note_members(found.oid, settled, difference.gone)
+    return [were_out(row, name) for table, row in difference.returned.items() if table not in told]
 
 
 def _accept_promotion(url: str, state: State, subscription: Subscription, server: Server) -> str:
@@ -276,17 +343,16 @@ def _accept_promotion(url: str, state: State, subscription: Subscription, server
     return f"accepted timeline {server.timeline}, which left {ours.timeline} at {left}"
 
 
-def _publish(
-    source: Connection, subscription: Subscription, bound: uuid.UUID | str | None, patterns: TablePatterns
-) -> Membership:
+def _publish(source: Connection, subscription: Subscription, patterns: TablePatterns) -> Membership:
     name = sql.Identifier(subscription.publication)
-    options = sql.SQL(", ").join(_options(source.info.server_version))
     try:
         with source.transaction():
-            if bound is None:
-                source.execute(sql.SQL("CREATE PUBLICATION {} WITH ({})").format(name, options))
+            found = read_publication(source, subscription.publication)
+            if found is None:
+                wanted = sql.SQL(", ").join(options(source.info.server_version))
+                source.execute(sql.SQL("CREATE PUBLICATION {} WITH ({})").format(name, wanted))
             else:
-                source.execute(sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options))
+                mend_publication(source, subscription.publication, found)
             text = sql.Literal(comment(subscription))
             source.execute(sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, text))
             report = membership.reconcile(source, subscription.publication, patterns, lock_timeout="60s")
@@ -307,27 +373,6 @@ def _all_published(report: Membership) -> None:
             raise RunnelError(
                 f"{table.label} could not be published: {table.reason}", hint="run `runnel init` again"
             )
-
-
-def _options(version: int) -> list[sql.SQL]:
-    options = [
-        sql.SQL("publish = 'insert, update, delete, truncate'"),
-        sql.SQL("publish_via_partition_root = true"),
-    ]
-    if version >= 180_000:
-        # without it an update under REPLICA IDENTITY FULL is refused where such a column exists
-        options.append(sql.SQL("publish_generated_columns = stored"))
-    return options
-
-
-def _mend_options(source: Connection, subscription: Subscription, notes: list[str]) -> None:
-    options = sql.SQL(", ").join(_options(source.info.server_version))
-    name = sql.Identifier(subscription.publication)
-    source.execute(sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options))
-    notes.append(
-        f"publication {subscription.publication} had been altered to leave out some changes; it is set"
-        " right again, what happened in between was not captured"
-    )
 
 
 def _publication_id(source: Connection, name: str) -> uuid.UUID | str | None:

@@ -11,10 +11,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from ..capture.membership import wanted
+from ..capture.membership import TORN, torn, torn_remedy, wanted
+from ..capture.publication import read_publication
 from ..errors import RunnelError
 from ..postgres import catalog
-from ..postgres.connect import connect
+from ..postgres.connect import Connection, connect
 from ..postgres.patterns import TablePatterns
 from ..postgres.preflight import (
     Finding,
@@ -61,12 +62,29 @@ def _findings(config: Config) -> Iterator[Finding]:
         yield replication_finding(config.source_url)
         if finding is not None:
             yield finding
+        yield from _publication(source, name)
         patterns = TablePatterns(config.source.tables)
         found = catalog.tables(source)
         missing = [
             p.text for p in patterns.literals() if not any(p.matches(t.schema, t.name) for t in found)
         ]
         yield from table_findings(wanted(found, patterns), missing)
+        for leaf, root in torn(found, patterns):
+            remedy = f"-- {torn_remedy(leaf, root)}"
+            yield Finding(Level.BLOCK, leaf.label, f"excluded, but {TORN}", remedy)
+
+
+def _publication(source: Connection, name: str) -> Iterator[Finding]:
+    found = read_publication(source, name)
+    if found is None or found.id is None:
+        return
+    for deviation in found.deviations():
+        yield Finding(
+            Level.BLOCK,
+            "publication",
+            f"{name} was altered and {deviation}",
+            "-- runnel init sets it right",
+        )
 
 
 def _state(config: Config) -> tuple[str | None, Finding | None]:

@@ -8,6 +8,7 @@ gone. Another source may be configured with the same name and the same path.
 from __future__ import annotations
 
 import shutil
+from typing import Annotated
 
 import typer
 
@@ -23,13 +24,19 @@ from ..progress.state import State
 from .invocation import invocation
 
 
-def destroy(ctx: typer.Context) -> None:
+def destroy(
+    ctx: typer.Context,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also slot and publication that Runnel's own tables do not know."),
+    ] = False,
+) -> None:
     """Remove the subscription, Runnel's own tables and the change log; may be repeated."""
     config = invocation(ctx).load()
     name = config.source.name
     with State.connect(config.state_url, name) as state:
         known = state.subscription()
-        subscription.destroy(config.source_url, state, name, typer.echo)
+        subscription.destroy(config.source_url, state, name, typer.echo, force=force)
     # a log of this subscription is of no use any more, and another one may not go on in it
     log = open_log(config.log.path, config.log.settings())
     lineage = log.lineage()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated
 
 import typer
@@ -19,6 +20,8 @@ def init(
 ) -> None:
     """Make publication, slot and Runnel's own tables; may be repeated."""
     config = invocation(ctx).load()
+    # as for Ctrl-C: the server is told to stop making the slot, which may wait for long
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     outcome = init_from(config, lambda text: typer.echo(text, err=True), accept_server=accept_server)
     for line in summary(outcome):
         typer.echo(line)

@@ -81,10 +81,13 @@ class TablePatterns:
 
     def match(self, schema: str, table: str) -> TablePattern | None:
         """The pattern that takes this table, a literal one first; None: it is not wanted."""
-        if any(p.matches(schema, table) for p in self.excludes):
+        if self.excluded(schema, table):
             return None
         found = [p for p in self.includes if p.matches(schema, table)]
         return max(found, key=lambda p: p.literal, default=None)
+
+    def excluded(self, schema: str, table: str) -> bool:
+        return any(p.matches(schema, table) for p in self.excludes)
 
     def literals(self) -> list[TablePattern]:
         return [p for p in self.includes if p.literal]

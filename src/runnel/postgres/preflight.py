@@ -58,9 +58,8 @@ def server_findings(connection: Connection, needs: Needs) -> Iterator[Finding]:
     yield from _senders(connection, settings, needs)
     yield from _privileges(connection, needs)
     yield from _limits(settings)
-    yield from _failover(server, settings, needs)
+    yield from _failover(connection, server, settings, needs)
     yield from _messages(server, needs)
-    yield from _publication(connection, server, needs)
 
 
 def replication_finding(url: str) -> Finding:
@@ -257,14 +256,28 @@ def _limits(settings: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _failover(server: Server, settings: dict[str, Any], needs: Needs) -> Iterator[Finding]:
+def _failover(
+    connection: Connection, server: Server, settings: dict[str, Any], needs: Needs
+) -> Iterator[Finding]:
     if not needs.failover:
         return
     if server.major < 17:
         yield Finding(
             Level.WARN, "source.failover", "failover slots exist from PostgreSQL 17 on: without effect"
         )
-    elif not settings.get("synchronized_standby_slots"):
+        return
+    if needs.slot is not None and _count(
+        connection,
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND NOT failover",
+        needs.slot,
+    ):
+        yield Finding(
+            Level.WARN,
+            "source.failover",
+            f"not in force: slot {needs.slot} was made without it, and does not follow a failover",
+            "-- stop capture, then: runnel init",
+        )
+    if not settings.get("synchronized_standby_slots"):
         yield Finding(
             Level.WARN,
             "synchronized_standby_slots",
@@ -280,24 +293,6 @@ def _messages(server: Server, needs: Needs) -> Iterator[Finding]:
             "source.messages",
             f"PostgreSQL {server.major} does not send what pg_logical_emit_message writes, 14 and later do:"
             " none will be delivered (source.messages: false takes this warning away)",
-        )
-
-
-def _publication(connection: Connection, server: Server, needs: Needs) -> Iterator[Finding]:
-    if server.major < 15:
-        return
-    rows = connection.execute(
-        "SELECT r.prrelid::regclass::text FROM pg_publication_rel r"
-        " JOIN pg_publication p ON p.oid = r.prpubid"
-        " WHERE p.pubname = %s AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL) ORDER BY 1",
-        [needs.name],
-    )
-    for (table,) in rows:
-        yield Finding(
-            Level.WARN,
-            table,
-            f"publication {needs.name} leaves out some of its rows or columns",
-            f'ALTER PUBLICATION "{needs.name}" DROP TABLE {table}; -- runnel init adds it whole',
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -29,6 +29,10 @@ class Subscription:
     detail: Any = None
     quiet: tuple[Lsn, Lsn] | None = None
     """Nothing happened from the one to the other: what the slot was told last, past the positions."""
+    publication_oid: int | None = None
+    """None: not noted yet."""
+    members: dict[int, int] = field(default_factory=dict)
+    """Oid of a table whose changes are captured → oid of its row in pg_publication_rel."""
 
     @property
     def complete(self) -> bool:

@@ -109,6 +109,15 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     COMMENT ON COLUMN runnel.progress.hold_lsn IS
         'the pipeline delivers again from here on, below its lsn: the log is not trimmed past it';
     """,
+    """
+    ALTER TABLE runnel.subscription
+        ADD publication_oid bigint,
+        ADD members jsonb NOT NULL DEFAULT '{}';
+    COMMENT ON COLUMN runnel.subscription.publication_oid IS
+        'a publication made anew has another one; null: not noted yet';
+    COMMENT ON COLUMN runnel.subscription.members IS
+        'for the oid of each table whose changes are captured the oid of its row in pg_publication_rel';
+    """,
 )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
@@ -123,6 +123,14 @@ class State:
             subscriptions.complete(self.connection, self.name, consistent)
             for pipeline in pipelines:
                 self.register(pipeline, consistent)
+
+    def note_members(
+        self, publication_oid: int | None, settled: Mapping[int, int], gone: Iterable[int] = ()
+    ) -> None:
+        """These membership rows are what the stream goes by: for each table's oid its row's. Another row
+        seen later means that the table was out in between."""
+        with self._lock:
+            subscriptions.note_members(self.connection, self.name, publication_oid, settled, gone)
 
     def record_quiet(self, begin: Lsn, end: Lsn) -> None:
         """By capture, when it stops: it confirms `end` though a position is still at `begin`, because the

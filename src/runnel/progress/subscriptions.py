@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable, Mapping
+
+from psycopg.types.json import Jsonb
 
 from ..log.api import Lineage
 from ..postgres.connect import Connection
@@ -13,13 +16,15 @@ from .records import Subscription
 def read(connection: Connection, name: str) -> Subscription | None:
     row = connection.execute(
         "SELECT name, id, slot, publication, system_id, timeline, consistent_lsn::text, epoch,"
-        " former, state, error, detail, quiet_from::text, quiet_to::text"
+        " former, state, error, detail, quiet_from::text, quiet_to::text,"
+        " publication_oid, members"
         " FROM runnel.subscription WHERE name = %s",
         [name],
     ).fetchone()
     if row is None:
         return None
-    name, id_, slot, publication, system_id, timeline, lsn, epoch, former, *words, begin, end = row
+    name, id_, slot, publication, system_id, timeline, lsn, epoch, former, *words = row
+    begin, end, oid, members = words[3:]
     return Subscription(
         name,
         id_,
@@ -33,6 +38,8 @@ def read(connection: Connection, name: str) -> Subscription | None:
         words[1],
         words[2],
         (Lsn.parse(begin), Lsn.parse(end)) if begin and end else None,
+        oid,
+        {int(table): int(row) for table, row in members.items()},
     )
 
 
@@ -57,6 +64,16 @@ def complete(connection: Connection, name: str, consistent: Lsn) -> None:
     connection.execute(
         "UPDATE runnel.subscription SET consistent_lsn = %s WHERE name = %s AND consistent_lsn IS NULL",
         [str(consistent), name],
+    )
+
+
+def note_members(
+    connection: Connection, name: str, oid: int | None, settled: Mapping[int, int], gone: Iterable[int]
+) -> None:
+    connection.execute(
+        "UPDATE runnel.subscription SET publication_oid = %s, members = (members - %s::text[]) || %s"
+        " WHERE name = %s",
+        [oid, [str(table) for table in gone], Jsonb({str(t): row for t, row in settled.items()}), name],
     )
 
 

@@ -52,17 +52,23 @@ class Supervisor:
         self._shown = {name: Shown() for name in (CAPTURE, *self._pipelines)}
         self._display: Display = make_display(self._shown, plain=plain)
         self._asked = 0
+        self._preparing = False
         self._patience = Patience()
 
     def run(self, prepare: Callable[[], None]) -> int:
         """`prepare` makes what is missing at the source (the implied `init`)."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        self._patiently(prepare)
         until: list[str] = []
-        if self._once and not self._asked:
-            self._patiently(lambda: refuse_paused(self._config, self._pipelines))
-            self._patiently(lambda: until.append(str(mark_now(self._config.source_url))))
+        try:
+            self._preparing = True
+            self._patiently(prepare)
+            if self._once:
+                self._patiently(lambda: refuse_paused(self._config, self._pipelines))
+                self._patiently(lambda: until.append(str(mark_now(self._config.source_url))))
+            self._preparing = False
+        except KeyboardInterrupt:  # what is half made at the source, the next `init` finishes
+            return 0
         if self._asked:
             return 0
         with hand_over(self._config) as file:
@@ -84,6 +90,9 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._asked += 1
+        if self._preparing:  # nothing runs yet, and the step may be waiting for somebody's transaction
+            self._preparing = False
+            raise KeyboardInterrupt
 
     # the two children
 

@@ -609,6 +609,19 @@ def test_destroy_is_refused_while_capture_lives_and_may_be_repeated(
     assert leftovers(connect()) == []
 
 
+def test_destroy_leaves_a_subscription_that_the_state_does_not_know_unless_forced(
+    url: str, state: State, server: Server, connect: Connect
+) -> None:
+    living = make(url, state).subscription
+    with State.connect(server.url(), "shop") as apart:
+        with pytest.raises(Refused, match=f"slot '{living.slot}'.*does not know") as caught:
+            destroy(url, apart, "shop", quiet)
+        assert f"pg_drop_replication_slot('{living.slot}')" in caught.value.hint
+        make(url, state)  # nothing is lost
+        destroy(url, apart, "shop", quiet, force=True)
+    assert leftovers(connect()) == ["schema runnel"]
+
+
 def test_what_somebody_else_keeps_in_schema_runnel_stays(url: str, state: State, connect: Connect) -> None:
     make(url, state)
     user = connect()
