@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from changefeed import Change, Transaction, Value, encode, relation
@@ -32,7 +33,8 @@ def test_tables_whose_names_hold_dots_are_read_apart(tmp_path: Path) -> None:
 
     def ids(table: str) -> list[int]:
         options = {"log": str(tmp_path), "table": table}
-        return [row for batch in views.read(options, share) for row in batch["id"].to_pylist()]
+        target = pa.schema([("id", pa.int64())])
+        return [row for batch in views.read(options, target, share) for row in batch["id"].to_pylist()]
 
     assert ids('"a.b".c') == ids('"a.b"."c"') == [0]
     assert ids('a."b.c"') == [1]
