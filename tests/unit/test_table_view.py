@@ -39,4 +39,4 @@ def test_tables_whose_names_hold_dots_are_read_apart(tmp_path: Path) -> None:
     assert ids('"a.b".c') == ids('"a.b"."c"') == [0]
     assert ids('a."b.c"') == [1]
     with pytest.raises(RunnelError, match=r"no change of table 'a\.b\.c'"):
-        ids("a.b.c")
+        views.schema({"log": str(tmp_path), "table": "a.b.c"})
