@@ -30,8 +30,11 @@ def stream_error(sqlstate: str | None, message: str, server: str) -> RunnelError
     if sqlstate == "42704" and "publication" in message:
         # Found while decoding old changes: the publication did not exist yet, or was dropped since.
         return Refused(text, hint=f"somebody dropped the publication; {_AFRESH}")
-    if sqlstate == "55000" or "can no longer" in message or "invalidated" in message:
-        return Refused(text, hint=f"{_AFRESH}; and see max_slot_wal_keep_size and wal_level on the server")
+    if "can no longer" in message or "invalidated" in message:
+        # The checks at the next start refuse it, and know why the server gave the slot up.
+        return Transient(text, hint="capture looks at the slot again")
+    if sqlstate == "55000":
+        return Refused(text, hint=f"{_AFRESH}; and see wal_level on the server")
     if sqlstate in _FINAL:
         return Refused(text, hint=_FINAL[sqlstate])
     return Transient(text, hint="capture connects again by itself; look at the server if it does not")
