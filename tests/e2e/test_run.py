@@ -343,7 +343,7 @@ def test_letters_of_a_killed_replay_come_once_and_in_order_also_if_the_pipeline_
         assert connection.execute("SELECT key FROM runnel.parked").fetchall() == [('{"id":4}',)]
 
 
-def test_a_replay_to_standard_output_prints_again_and_takes_nothing_back_from_the_slot(
+def test_a_replay_to_standard_output_survives_a_kill_and_takes_nothing_back_from_the_slot(
     shop: Shop, runnel_cli: RunnelCli
 ) -> None:
     runnel_cli.config(shop.config(retain="1h").replace("{type: files, path: out}", "{type: stdout}"))
@@ -354,8 +354,15 @@ def test_a_replay_to_standard_output_prints_again_and_takes_nothing_back_from_th
     confirmed = slot_confirmed(shop.pg)
     runnel_cli.run("replay", "events", "--from", middle)
     assert slot_confirmed(shop.pg) == confirmed
-    again = runnel_cli.run("run", "--once").stdout.splitlines()
-    assert again == [line for line in first if Lsn.parse(json.loads(line)["lsn"]) >= Lsn.parse(middle)]
+    once = runnel_cli.directory / "once"
+    once.mkdir()
+    killed = {"RUNNEL_FAILPOINTS": "sink.committed=kill", "RUNNEL_FAILPOINTS_ONCE": str(once)}
+    again = runnel_cli.run("run", "--once", env=killed).stdout.splitlines()
+    assert (once / "sink.committed").exists()
+    wanted = [line for line in first if Lsn.parse(json.loads(line)["lsn"]) >= Lsn.parse(middle)]
+    assert len(again) > len(wanted), "what was printed before the kill comes again"
+    assert again[-len(wanted) :] == wanted
+    assert set(again) == set(wanted)
     assert Lsn.parse(slot_confirmed(shop.pg)) >= Lsn.parse(confirmed)
     shop.pg.execute("INSERT INTO orders VALUES (100001, 'new')")
     (new,) = runnel_cli.run("run", "--once").stdout.splitlines()
