@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,12 +12,10 @@ from uuid import uuid4
 
 import pytest
 
-from product import Runnel
+from product import Runnel, environment
 from runnel.demo.scratch import Scratch, die_with_parent
 from runnel.demo.server import Server
 from servers import Database, MakeServer, Proxy, binaries
-
-SOURCE = Path(__file__).parents[1] / "src"
 
 
 @pytest.fixture(scope="session")
@@ -99,17 +96,13 @@ class RunnelCli:
         path.write_text(text)
         return path
 
-    def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
-        path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {})}
-
     def start(
         self, *arguments: str, env: Mapping[str, str] | None = None, stderr: int | None = subprocess.PIPE
     ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "runnel", *arguments],
             cwd=self.directory,
-            env=self.environment(env),
+            env=environment(env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -19,6 +19,13 @@ from history import lsn_number, read_jsonl
 from runnel.demo.scratch import die_with_parent
 
 
+def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """For a `runnel` that runs this checkout's code from whatever directory."""
+    source = str(Path(__file__).parents[1] / "src")
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {})}
+
+
 def eventually(
     what: str,
     condition: Callable[[], Any],
@@ -69,7 +76,7 @@ class Runnel:
         log = open(self.home / "stderr.log", "a", encoding="utf-8")  # noqa: SIM115 - the child keeps it
         process = subprocess.Popen(
             [sys.executable, "-m", "runnel", *words],
-            cwd=self.home, env={**os.environ, **(env or {})}, text=True,
+            cwd=self.home, env=environment(env), text=True,
             stdin=subprocess.DEVNULL, stdout=stdout, stderr=log, preexec_fn=die_with_parent(),  # noqa: PLW1509
         )  # fmt: skip
         log.close()
@@ -79,7 +86,7 @@ class Runnel:
     def run(self, *words: str, code: int = 0, timeout: float = 180.0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "runnel", *words],
-            cwd=self.home, text=True, capture_output=True, stdin=subprocess.DEVNULL,
+            cwd=self.home, env=environment(), text=True, capture_output=True, stdin=subprocess.DEVNULL,
             timeout=timeout, check=False,
         )  # fmt: skip
         assert done.returncode == code, f"`runnel {' '.join(words)}` gave {done.returncode}:\n{done.stderr}"

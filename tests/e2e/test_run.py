@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import RunnelCli
+from product import environment
 from runnel.capture.stream import ReplicationStream
 from runnel.demo.scratch import die_with_parent
 from runnel.postgres.lsn import Lsn
@@ -140,11 +141,12 @@ def test_once_does_not_wait_for_a_pipeline_that_is_paused(shop: Shop, runnel_cli
 def test_without_a_file_changes_go_to_stdout_and_the_last_line_says_that_the_slot_stays(
     shop: Shop, runnel_cli: RunnelCli
 ) -> None:
-    arguments = ("run", "--once", "--source", shop.pg.url, "--sink", "stdout")
-    first = runnel_cli.run(*arguments)
+    first = runnel_cli.run("run", "--once", "--source", shop.pg.url, "--sink", "stdout")
     assert not first.stdout
+    assert "can read the password in --source" in first.stderr
     shop.work(3)
-    second = runnel_cli.run(*arguments)
+    second = runnel_cli.run("run", "--once", "--sink", "stdout", env={"RUNNEL_SOURCE_URL": shop.pg.url})
+    assert "password" not in second.stderr.partition("to remove it")[0]
     changes = [json.loads(line) for line in second.stdout.splitlines()]
     assert changes[0]["op"] == "insert"
     assert len({(change["lsn"], change["seq"]) for change in changes}) == len(changes)
@@ -181,7 +183,7 @@ def test_once_ends_while_somebody_else_reads_the_slot(shop: Shop, runnel_cli: Ru
     )
     try:
         done = subprocess.run(
-            [sys.executable, "-c", impatient], cwd=runnel_cli.directory, env=runnel_cli.environment(),
+            [sys.executable, "-c", impatient], cwd=runnel_cli.directory, env=environment(),
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
             preexec_fn=die_with_parent(),
         )  # fmt: skip

@@ -44,7 +44,7 @@ def latency(bench: Bench, seconds: int = 30, rate: int = 100) -> dict[str, Any]:
                 time.sleep(0.002)
         writer.join()
     pipeline.destroy()
-    settled = rate * 5  # the first seconds meet a JVM that still compiles
+    settled = min(rate * 5, total // 2)  # the first seconds meet a JVM that still compiles
     late = sorted(seen[i] - committed[i] for i in seen if i > settled)
     return {
         "rate": rate,

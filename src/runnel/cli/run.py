@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,14 +42,20 @@ def run(
     overrides: dict[str, Any] = {}
     if source is not None:
         overrides["source.url"] = source
+    without_file = called.config is None and source is not None
     if sink is not None:
         from ..config.flags import sink_from_flag
 
         overrides["pipelines.runnel.sink"] = sink_from_flag(sink)
-        if source is None and called.config is None:
-            raise UsageError("--sink needs --source", hint="runnel run --source URL --sink stdout")
-    without_file = called.config is None and source is not None
+        without_file = called.config is None
+        if without_file and source is None and not os.environ.get("RUNNEL_SOURCE_URL"):
+            raise UsageError(
+                "--sink needs a source",
+                hint="runnel run --source URL --sink stdout; or give the URL in RUNNEL_SOURCE_URL",
+            )
     config = called.load(overrides, file=not without_file)
+    if source is not None:
+        _warn_of_password(source)
     chosen = _chosen(config, names, None if sink is None else "runnel")
 
     from ..supervisor.supervisor import Supervisor
@@ -70,6 +77,16 @@ def run(
             f" to remove it: {_removal(config.source_url)}\n"
         )
     return code
+
+
+def _warn_of_password(url: str) -> None:
+    from ..postgres.connect import parse_url
+
+    if parse_url(url).get("password"):
+        logger.warning(
+            "every user of this machine can read the password in --source while this runs:"
+            " give the URL in RUNNEL_SOURCE_URL, or the password in PGPASSWORD or ~/.pgpass"
+        )
 
 
 def _removal(url: str) -> str:
