@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
+from runnel.bench.page import page as benchmarks
 from runnel.config.reference import page, schema_text
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = {"configuration.md": page, "runnel.schema.json": schema_text}
+PAGES = {
+    "benchmarks.md": lambda: benchmarks(json.loads((DOCS / "benchmarks.json").read_text())),
+    "configuration.md": page,
+    "runnel.schema.json": schema_text,
+}
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from runnel.bench.page import page as benchmarks
 from runnel.config import Batch, Config, Log, Pipeline, Source, Spark, State
 from runnel.config.reference import json_schema, page, schema_text
 from runnel.sinks.registry import SINKS
@@ -21,6 +22,11 @@ def test_the_configuration_page_is_up_to_date() -> None:
 
 def test_the_json_schema_is_up_to_date() -> None:
     assert (DOCS / "runnel.schema.json").read_text() == schema_text(), "run `make generate`"
+
+
+def test_the_benchmark_page_shows_the_stored_figures() -> None:
+    stored = json.loads((DOCS / "benchmarks.json").read_text())
+    assert (DOCS / "benchmarks.md").read_text() == benchmarks(stored), "run `make generate`"
 
 
 @pytest.mark.parametrize("model", [Config, Source, State, Log, Pipeline, Batch, Spark])
