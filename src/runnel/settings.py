@@ -136,7 +136,7 @@ def invalid(message: str, hint: str, *, at: str | int | None = None) -> Pydantic
 
 SECRET_NAME = re.compile(
     r"(?i)(secret|password|passwd|(secret|access|account)[._]?key|token)"
-    r"(?=$|\.(?!provider|binding|file|path|enabled))"
+    r"(?=$|\.(?!(?:provider|binding|file|path|enabled)(?:$|\.)))"
 )
 """How a name of something ends that must not be shown, or goes on with whose it is, as Azure's do: not with
 where it comes from."""

@@ -89,6 +89,7 @@ def test_each_field_of_a_sink_has_a_description(kind: str) -> None:
         ("spark.hadoop.fs.azure.account.key.shop.dfs.core.windows.net", True),
         ("spark.hadoop.fs.azure.account.oauth2.client.secret.shop.dfs.core.windows.net", True),
         ("spark.hadoop.fs.azure.sas.fixed.token.shop.dfs.core.windows.net", True),
+        ("spark.hadoop.fs.azure.account.key.filestore1.dfs.core.windows.net", True),
         ("spark.hadoop.fs.azure.sas.token.provider.type.shop.dfs.core.windows.net", False),
         ("spark.hadoop.fs.azure.account.keyprovider.shop.dfs.core.windows.net", False),
         ("spark.hadoop.fs.azure.account.auth.type.shop.dfs.core.windows.net", False),

@@ -153,6 +153,22 @@ def test_a_pipeline_with_nothing_to_do_waits_for_a_capture_that_does_not_run(
     assert progress.state() == "catching up"
 
 
+def test_a_capture_that_is_away_for_a_moment_after_a_busy_time_is_not_waited_for(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    maker = LogMaker(tmp_path / "log")
+    progress = watching(maker, maker.start)
+    end = maker.append(1)
+    progress.observe()
+    clock[0] += 600.0
+    progress.accepted = Lsn(end)
+    progress.observe(lambda: False)
+    assert progress.why is None
+    clock[0] += module.CAPTURE_SECONDS
+    progress.observe(lambda: False)
+    assert progress.why is not None
+
+
 @pytest.mark.parametrize("ahead", [-600.0, 600.0])
 def test_commit_times_are_compared_with_the_clock_of_their_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float

@@ -33,3 +33,10 @@ def test_a_domain_is_of_its_base_also_behind_json() -> None:
     day = ColumnType(16500, "date", Shape.TEXT, domain_of=1082)
     assert (day.base, ColumnType(16501, "date", Shape.TEXT).base) == (1082, 16501)
     assert ColumnType.from_json(day.to_json()) == day
+
+
+def test_a_stored_domain_without_its_base_is_known_by_its_name_and_a_users_type_is_not() -> None:
+    old = {"oid": 90_000, "name": "int4", "shape": "number"}
+    assert ColumnType.from_json(old).base == 23
+    own = ColumnType(90_000, "int4", Shape.TEXT)
+    assert ColumnType.from_json(own.to_json()) == own

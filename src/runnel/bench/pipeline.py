@@ -200,7 +200,8 @@ class Pipeline:
         waiting = set(self.sinks())
         for line in events:
             event = json.loads(line)
-            if event.get("event") == "state" and event.get("state") == state:
+            # Without a capture beside it a pipeline that is up says that it waits for one.
+            if event.get("event") == "state" and event.get("state") in (state, "waiting"):
                 waiting.discard(event["who"])
                 if not waiting:
                     return

@@ -50,7 +50,7 @@ class ColumnType:
         if self.element is not None:
             out["element"] = self.element.to_json()
             out["delimiter"] = self.delimiter
-        if self.domain_of:
+        if self.oid not in _TYPES:
             out["domain_of"] = self.domain_of
         return out
 
@@ -63,8 +63,14 @@ class ColumnType:
             shape=Shape(value["shape"]),
             element=cls.from_json(element) if element is not None else None,
             delimiter=value.get("delimiter", ","),
-            domain_of=value.get("domain_of", 0),
+            domain_of=value["domain_of"] if "domain_of" in value else _named(value["oid"], value["name"]),
         )
+
+
+def _named(oid: int, name: str) -> int:
+    """Chunks of before it was written down call a domain by its base's name, and say nothing else."""
+    base = BUILTIN.get(name, 0)
+    return base if base != oid else 0
 
 
 # name, oid, oid of its array type. New in some version (multiranges in 14) is harmless here.

@@ -55,7 +55,8 @@ class Progress:
         """Of the server, whose commit times are: our own clock may be another."""
         self._looks_for_end = False
         """The log may end before the position; only when a query starts: then it is not made anew."""
-        self._captured_at = 0.0
+        self._captured_at: float | None = None
+        """When capture was last seen, since there was nothing to deliver."""
         self.why: str | None = None
         """What it waits for."""
         self._told: dict[str, Any] = {}
@@ -66,7 +67,7 @@ class Progress:
         """The query starts at `position`, which the sink says is the truth. `clock`: the server's, now."""
         self._clock_ahead = 0.0 if clock is None else clock - time.time()
         self._looks_for_end = True
-        self._captured_at = time.monotonic()
+        self._captured_at = None
         self._position = position
         self._holds_position = holds_position
         self.accepted = self.durable = position.lsn
@@ -120,12 +121,15 @@ class Progress:
                 break
         limit = LIVE_SECONDS if self._behind else BEHIND_SECONDS
         self._behind = self._lag_seconds > limit
-        self.why = None if waiting is not None else self._waits_for(capture_lives)
+        if waiting is None:
+            self.why = self._waits_for(capture_lives)
+        else:
+            self.why = self._captured_at = None
 
     def _waits_for(self, capture_lives: Callable[[], bool]) -> str | None:
         """Nothing is there to deliver: is that because nothing happens, or because nobody brings it?"""
         now = time.monotonic()
-        if capture_lives():
+        if self._captured_at is None or capture_lives():
             self._captured_at = now
         if now - self._captured_at >= CAPTURE_SECONDS:
             return "for capture, which is not running"
