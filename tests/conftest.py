@@ -18,6 +18,7 @@ from runnel.demo.scratch import Scratch, die_with_parent
 from runnel.demo.server import Server
 from servers import Database, MakeServer, Proxy, binaries
 
+pytest.register_assert_rewrite("captured", "values")  # what differs is told as in a test
 SOURCE = Path(__file__).parents[1] / "src"
 
 
