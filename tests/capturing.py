@@ -28,19 +28,14 @@ class MemoryWriter:
     log: MemoryLog
     data: bytes = b""
     lengths: list[int] = field(default_factory=list)
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-    @property
-    def frames(self) -> int:
-        return len(self.lengths)
+    size: int = 0
+    frames: int = 0
 
     def write(self, data: bytes | memoryview, lengths: npt.NDArray[np.int64]) -> None:
         assert int(lengths.sum()) == len(data)
         self.data += bytes(data)
         self.lengths += lengths.tolist()
+        self.size, self.frames = len(self.data), len(self.lengths)
 
     def rest(self) -> None:
         return

@@ -17,6 +17,8 @@ from runnel.demo.scratch import Scratch, die_with_parent
 from runnel.demo.server import Server
 from servers import Database, MakeServer, Proxy, binaries
 
+pytest.register_assert_rewrite("captured", "values")  # what differs is told as in a test
+
 
 @pytest.fixture(scope="session")
 def scratch() -> Iterator[Path]:

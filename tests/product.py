@@ -18,11 +18,12 @@ import psycopg
 from history import lsn_number, read_jsonl
 from runnel.demo.scratch import die_with_parent
 
+SOURCE = Path(__file__).parents[1] / "src"
+
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """For a `runnel` that runs this checkout's code from whatever directory."""
-    source = str(Path(__file__).parents[1] / "src")
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {})}
 
 

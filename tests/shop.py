@@ -48,7 +48,7 @@ class Shop:
 
     def rows(self) -> dict[int, str]:
         with self.pg.connect() as connection:
-            return dict(connection.execute("SELECT id, note FROM orders").fetchall())  # type: ignore[arg-type]
+            return dict(connection.execute("SELECT id, note FROM orders").fetchall())
 
     def changes(self) -> Iterator[dict[str, Any]]:
         """The output as a plain reader sees it: files in the order of their names."""

@@ -22,8 +22,9 @@ from logmaking import LINEAGE, USERS, append, contents, filled, frame, header, m
 from runnel.errors import Kind, Refused, RunnelError
 from runnel.log import known, open_log
 from runnel.log.api import ChangeLog, Filled, Lineage, LogSettings, OpenTransaction, Usage
-from runnel.log.chunk import Footer, Source
-from runnel.log.directory import DirectoryLog, chunk_name
+from runnel.log.chunk import Footer, Source, read_footer
+from runnel.log.directory import DirectoryLog
+from runnel.log.known import chunk_name
 from runnel.log.objects import ObjectStore
 from runnel.postgres.lsn import Lsn
 
@@ -207,7 +208,7 @@ def test_a_chunk_that_is_trimmed_while_it_is_looked_at_is_gone_and_not_broken(
     append(owner, 1, 2, b"a")
     owner.append(parts(owner, 2, 9, 7, b"one", b"two"))
     append(owner, 9, 12, b"b")
-    reader, read_footer = opened(), known.read_footer
+    reader = opened()
 
     def slowly(source: Source) -> Footer:
         found = read_footer(source)

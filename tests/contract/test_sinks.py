@@ -148,8 +148,6 @@ def test_an_attempt_without_a_receipt_is_never_seen(target: Target, tmp_path: Pa
 
 
 def test_an_aborted_attempt_leaves_nothing(target: Target, tmp_path: Path) -> None:
-    from contract.sinks import Attempt, window
-
     pipeline = Pipeline(target, tmp_path)
     batch = batch_of(ORIGIN, HISTORY[:1])
     writer = target.writer(pipeline.sink.task(), Attempt(batch.start, batch.end, 0, "gone"))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from test_capture import TABLE, Captured
 
+from captured import TABLE, Captured
 from runnel.capture import service, session
 from runnel.capture.subscription import Wanted, init
 from runnel.errors import Refused

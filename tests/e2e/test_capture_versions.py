@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from test_capture import TABLE, Captured
 
+from captured import TABLE, Captured
 from servers import MakeServer, await_condition
 
 ROWS = "INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series({}, {}) g"

@@ -14,9 +14,8 @@ from typing import Any
 import pyspark
 import pytest
 
-from conftest import SOURCE
 from history import Oracle, assert_equal, lsn_number, parse_jsonl
-from product import Runnel, eventually
+from product import SOURCE, Runnel, eventually
 from runnel.demo.scratch import die_with_parent
 from servers import Database
 from traffic import SCHEMA, Traffic

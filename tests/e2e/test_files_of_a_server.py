@@ -100,9 +100,9 @@ def test_a_value_parquet_cannot_hold_is_a_letter_and_its_key_is_parked(
 def test_a_reader_of_standard_output_may_go_away(pg: Database, runnel_cli: RunnelCli) -> None:
     pg.execute(*TABLES)
     process = runnel_cli.start("run", "--source", pg.url, "--sink", "stdout")
+    assert process.stdout is not None
+    assert process.stderr is not None
     try:
-        assert process.stdout is not None
-        assert process.stderr is not None
         write_until_seen(pg, process)
         process.stdout.close()
         pg.execute("INSERT INTO orders (id) VALUES (5000)")

@@ -8,7 +8,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from test_json_of_a_server import chunk_of, received, subscribe, written
 
 from runnel.changes.decode import decode
 from runnel.marshal.json import lines
@@ -16,6 +15,7 @@ from runnel.postgres import catalog
 from runnel.postgres.connect import connect as open_connection
 from runnel.postgres.lsn import Lsn
 from servers import Database, MakeServer
+from slots import chunk_of, received, subscribe, written
 
 Connection = psycopg.Connection[Any]
 

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,10 @@ def test_a_running_query_learns_which_keys_are_parked_and_which_are_free_again(
     await_condition(lambda: letters() == [("", "message")], 120, what="the message is a letter")
     orders = "public.orders"
     expected = [("", "message"), (orders, "insert"), (orders, "update"), (orders, "update")]
+
+    def are(count: int) -> bool:
+        return letters() == expected[:count]
+
     for count, statement in enumerate(
         (
             "INSERT INTO orders VALUES (1, repeat('x', 9000))",
@@ -291,7 +296,7 @@ def test_a_running_query_learns_which_keys_are_parked_and_which_are_free_again(
         2,
     ):
         shop.pg.execute(statement)
-        await_condition(lambda count=count: letters() == expected[:count], 60, what=statement)
+        await_condition(partial(are, count), 60, what=statement)
 
     def lives() -> int:
         with shop.pg.connect() as connection:

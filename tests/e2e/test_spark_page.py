@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import SOURCE
 from logs import LogMaker, order_ids
 from pages import blocks
+from product import SOURCE
 
 FIRST_STREAM = 'spark.readStream.format("runnel").option("log", "./.runnel/log")'
 FOR_EVER = "query.awaitTermination()"

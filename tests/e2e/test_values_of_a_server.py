@@ -7,14 +7,15 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from test_capture import Captured
-from test_json_of_a_server import SETTINGS, check_row, fill_every, make_every
 
+from captured import Captured
 from runnel.changes.decode import decode
 from runnel.log import open_log
 from runnel.marshal.json import lines
 from runnel.postgres.lsn import Lsn
 from servers import Database, MakeServer, await_condition
+from slots import SETTINGS
+from values import check_row, fill_every, make_every
 
 ODD_SETTINGS = {
     "datestyle": "German, DMY",

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import SOURCE
 from logs import LogMaker, order_ids
+from product import SOURCE
 
 SCRIPT = """
 import json, sys, time

@@ -125,13 +125,13 @@ def test_a_trickle_goes_at_once_and_a_backlog_waits_for_a_larger_batch(
 ) -> None:
     naps: list[float] = []
     clock = [0.0]
-    monkeypatch.setattr(admission.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
     def nap(seconds: float) -> None:
         naps.append(seconds)
         clock[0] += seconds
 
-    monkeypatch.setattr(admission.time, "sleep", nap)
+    monkeypatch.setattr(time, "sleep", nap)
     log = FakeLog(chunk(10, 20))
     batch = look_out(log)
     assert batch.next_end(Lsn(10)) == 20

@@ -53,9 +53,15 @@ def test_a_position_before_the_log_is_not_carried() -> None:
 
 
 def test_what_was_carried_once_is_not_walked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    log, asked = Log((0, 10, 5), (10, 20, 0), (20, 30, 0)), []
+    log = Log((0, 10, 5), (10, 20, 0), (20, 30, 0))
+    asked: list[int] = []
     chunks = log.chunks
-    monkeypatch.setattr(log, "chunks", lambda after: asked.append(int(after)) or chunks(after))
+
+    def asking(after: Lsn) -> Iterator[ChunkRef]:
+        asked.append(int(after))
+        return chunks(after)
+
+    monkeypatch.setattr(log, "chunks", asking)
     carried = Carried(log)  # type: ignore[arg-type]
     assert [carried.of("a", Lsn(10)), carried.of("a", Lsn(10)), carried.of("a", Lsn(20))] == [30, 30, 30]
     log.refs += Log((30, 40, 0), (40, 50, 1), (50, 60, 0)).refs

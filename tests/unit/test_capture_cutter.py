@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 
 import pgoutput as pg
 from capturing import Change, MemoryLog, MemoryWriter, changes, cutter
+from runnel.capture.cutter import Cutter
 from runnel.capture.protocol import split
 from runnel.errors import Refused, Transient
 from runnel.postgres.lsn import Lsn
 
 
-def feed(target, *messages: bytes, now: float = 0.0) -> None:
+def feed(target: Cutter, *messages: bytes, now: float = 0.0) -> None:
     frames, _ = split(messages)
     target.feed(frames, now)
 
@@ -94,9 +96,9 @@ def test_a_large_transaction_gets_parts_that_appear_together(tmp_path: Path) -> 
         assert len(log.chunks) <= 1
     feed(c, pg.insert(1, "last"), pg.commit(200, 210, pg.EPOCH + 5), *transaction(300, "after"))
     c.cut()
-    parts = [header for header, _ in log.chunks if header.transaction]
+    parts = [(header, header.transaction) for header, _ in log.chunks if header.transaction]
     assert len(parts) > 2
-    assert {(h.start, h.end, h.transaction.xid, h.transaction.time) for h in parts} == {
+    assert {(header.start, header.end, of.xid, of.time) for header, of in parts} == {
         (108, 210, 77, pg.EPOCH + 5)
     }
     found = list(changes(log))
@@ -473,5 +475,5 @@ def test_parts_of_one_huge_transaction_hold_no_memory_per_frame_while_they_wait(
     refs = list(log.chunks(Lsn(0)))
     assert sum(ref.changes for ref in refs) == 3_000_000
     for ref in (refs[0], refs[-1]):
-        with log.open(ref.name) as reader:
+        with closing(log.open(ref.name)) as reader:
             assert sum(len(piece.offsets) - 1 for piece in reader.pieces()) >= ref.changes

@@ -52,7 +52,7 @@ def test_every_format_is_printed_as_json_lines(
         value = row.get("lsn", row.get("_lsn"))
         return Lsn.parse(value) if isinstance(value, str) else int(str(value))
 
-    seen = [(lsn(row), int(row.get("seq", row.get("_seq")))) for row in rows]
+    seen = [(lsn(row), int(row["seq"] if "seq" in row else row["_seq"])) for row in rows]
     assert sorted(seen) == names(history())
 
 

@@ -350,8 +350,8 @@ def test_seqs_of_a_huge_transaction_and_of_the_next_one_stand_in_one_window() ->
         for lsn in (1000, 2000)
     )
     frames = encode([huge]).frames[2:] + encode([small]).frames
-    part = {"transaction": part_of(huge), "part": 1, "parts": 2, "first_seq": 10**9}
-    found = [json.loads(line)["seq"] for line in delivered(MemoryChunk(frames, [USERS], **part))]
+    part = MemoryChunk(frames, [USERS], transaction=part_of(huge), part=1, parts=2, first_seq=10**9)
+    found = [json.loads(line)["seq"] for line in delivered(part)]
     assert found == [10**9, 10**9 + 1, 10**9 + 2, 0, 1, 2]
 
 

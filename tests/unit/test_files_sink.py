@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,10 @@ def test_a_file_rolls_by_size(tmp_path: Path) -> None:
 def test_a_file_rolls_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = Output(tmp_path, roll_seconds=60)
     output.add(insert(1, "x"))
-    now = growing.time.time()
-    monkeypatch.setattr(growing.time, "time", lambda: now + 59)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 59)
     output.add(insert(2, "x"))
-    monkeypatch.setattr(growing.time, "time", lambda: now + 61)
+    monkeypatch.setattr(time, "time", lambda: now + 61)
     output.add(insert(3, "x"))
     assert [len(output.rows(name)) for name in output.files()] == [2, 1]
 

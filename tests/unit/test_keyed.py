@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from logs import LINEAGE, START, LogMaker, order_ids
 from runnel.changes.block import Window
 from runnel.marshal.json import lines
 from runnel.postgres.lsn import Lsn
-from runnel.sinks.api import Plan
+from runnel.sinks.api import Attempt, Plan
+from runnel.sinks.registry import SINKS, SinkType
 from runnel.spark import work
 from runnel.spark.admission import SHARE_BYTES, shares_by_key
 from runnel.spark.keyed import part, ties_keys
@@ -117,11 +119,11 @@ def test_what_concerns_more_than_one_key_is_noticed(changes: list[Change], ties:
 def test_the_tasks_of_a_batch_deliver_it_once_together_or_the_first_alone_where_keys_are_tied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
 ) -> None:
-    class Type:
-        def writer(self, task: dict[str, Any], attempt: Any) -> KeyedWriter:
+    class Type(SinkType):
+        def writer(self, task: Mapping[str, Any], attempt: Attempt) -> KeyedWriter:
             return KeyedWriter(task, attempt)
 
-    monkeypatch.setitem(work.SINKS, "files", Type())  # type: ignore[arg-type]
+    monkeypatch.setitem(SINKS, "files", Type(SINKS["files"].settings, SINKS["files"].module))
     monkeypatch.setattr("runnel.spark.keyed.ties_keys", lambda _: tied)
     maker = LogMaker(tmp_path / "log", lineage=LINEAGE)
     for _ in range(4):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from outputs import Output
 from runnel.errors import Transient
 from runnel.marshal.typed import arrow_type, typed
-from runnel.sinks.files import parquet, whole
+from runnel.sinks.files import parquet
 from windows import UNCHANGED, Transaction, delete, insert, relation, truncate, update, window
 
 NUMERIC_10_2 = (10 << 16 | 2) + 4
@@ -163,8 +164,8 @@ def test_files_are_closed_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     start = output.at
     output.add(insert(1, "x"))
     assert output.sink.tick() == start
-    now = whole.time.monotonic()
-    monkeypatch.setattr(whole.time, "monotonic", lambda: now + 61)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 61)
     assert output.sink.tick() == output.at
     assert len(output.files()) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ REMOTE = "s3://bucket/log"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     return tmp_path / f"runnel-spark-{os.getuid()}"
 
 
@@ -50,7 +51,7 @@ def test_somebody_elses_directory_or_a_link_is_refused(
     home.mkdir(mode=0o700)
     monkeypatch.setattr(module, "_home", lambda _: home)
     mine = os.getuid()
-    monkeypatch.setattr(module.os, "getuid", lambda: mine + 1)
+    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
     with pytest.raises(Refused, match=f"owner {mine}") as caught, scratch_directory(REMOTE):
         pass
     assert f"remove {home}" in caught.value.hint

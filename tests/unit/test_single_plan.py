@@ -72,7 +72,9 @@ class Bench:
                 },
             }
         )
-        self.pipeline: Any = Pipeline("p", config, where / "scratch", lambda: pytest.fail("no Spark here"))
+        self.pipeline = cast(
+            Any, Pipeline("p", config, where / "scratch", lambda: pytest.fail("no Spark here"))
+        )
         self.sink = SingleSink(self.target)
         self.sink.open(Position(LINEAGE, 1, Lsn(START)))
         self.pipeline._sink = self.sink

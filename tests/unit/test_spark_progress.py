@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class FakeState:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
 
 
@@ -123,6 +124,10 @@ def watching(maker: LogMaker, at: int, *, clock: float | None = None) -> Progres
     return progress
 
 
+def told(progress: Progress) -> tuple[str, str | None]:
+    return progress.state(), progress.why
+
+
 def test_a_position_behind_the_end_of_a_log_that_was_made_anew_waits_for_it(tmp_path: Path) -> None:
     maker = LogMaker(tmp_path / "log")
     end = maker.append(1)
@@ -132,7 +137,7 @@ def test_a_position_behind_the_end_of_a_log_that_was_made_anew_waits_for_it(tmp_
     assert progress.why == f"for the change log, which ends at {end}, to reach {Lsn(end + STEP)}"
     maker.append(2)
     progress.observe()
-    assert (progress.state(), progress.why) == ("catching up", None)
+    assert told(progress) == ("catching up", None)
 
 
 def test_a_pipeline_with_nothing_to_do_waits_for_a_capture_that_does_not_run(
@@ -144,7 +149,7 @@ def test_a_pipeline_with_nothing_to_do_waits_for_a_capture_that_does_not_run(
     assert progress.state() == "live"  # it may be being started
     clock[0] += module.CAPTURE_SECONDS
     progress.observe(lambda: False)
-    assert (progress.state(), progress.why) == ("waiting", "for capture, which is not running")
+    assert told(progress) == ("waiting", "for capture, which is not running")
     progress.observe(lambda: True)
     assert progress.state() == "live"
     clock[0] += module.CAPTURE_SECONDS
@@ -175,7 +180,7 @@ def test_commit_times_are_compared_with_the_clock_of_their_server(
 ) -> None:
     maker = LogMaker(tmp_path / "log")
     committed = pgoutput.EPOCH / 1e6
-    monkeypatch.setattr(module.time, "time", lambda: committed + 2 - ahead)
+    monkeypatch.setattr(time, "time", lambda: committed + 2 - ahead)
     progress = watching(maker, maker.start, clock=committed + 2)
     maker.append(1)
     progress.observe()

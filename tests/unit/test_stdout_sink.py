@@ -143,7 +143,8 @@ def killed_in_a_line(sink: Stdout, some: Batch, receipts: Sequence[Receipt], wri
 
 def first_line(path: Path, receipts: Sequence[Receipt]) -> int:
     piece = receipts[0].payload["pieces"][0]
-    return (path / "stage" / piece["file"]).read_bytes().index(b"\n") + 1
+    staged: Path = path / "stage" / piece["file"]
+    return staged.read_bytes().index(b"\n") + 1
 
 
 @pytest.mark.parametrize("lines", [0, 1])

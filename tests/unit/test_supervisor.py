@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 
 import pytest
 
@@ -22,7 +23,7 @@ class Run:
         self.patience = Patience()
         self.now = 1000.0
 
-    def ends_after(self, states: dict[str, float], who: str, *, limit: float = 600.0) -> float | None:
+    def ends_after(self, states: Mapping[str, float], who: str, *, limit: float = 600.0) -> float | None:
         """Each of the states for its seconds, round after round. When patience was spent; None: never."""
         begun = self.now
         while self.now - begun < limit:

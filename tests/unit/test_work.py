@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from logs import LINEAGE, START, LogMaker
+from runnel.changes.block import Window
 from runnel.errors import Kind
 from runnel.postgres.lsn import Lsn
+from runnel.sinks.api import Attempt, Reject
+from runnel.sinks.registry import SINKS, SinkType
 from runnel.spark import work
 from runnel.spark.admission import shares
 from runnel.spark.trouble import AGAIN
@@ -24,16 +29,19 @@ def test_an_error_that_nobody_foresaw_names_chunk_and_stretch_and_what_happens_n
     share = shares(Lsn(START), end, refs, 1)[0]
 
     class Broken:
-        def write(self, window: object) -> None:
+        def write(self, window: Window) -> Sequence[Reject]:
             raise ValueError("no such\n topic")
+
+        def finish(self) -> Mapping[str, Any]:
+            return {}
 
         def abort(self) -> None: ...
 
-    class Type:
-        def writer(self, *_: object) -> Broken:
+    class Type(SinkType):
+        def writer(self, task: Mapping[str, Any], attempt: Attempt) -> Broken:
             return Broken()
 
-    monkeypatch.setitem(work.SINKS, "files", Type())  # type: ignore[arg-type]
+    monkeypatch.setitem(SINKS, "files", Type(SINKS["files"].settings, SINKS["files"].module))
     spec = WorkSpec("p", maker.log.path, "files", {}, attempts=2)
     with pytest.raises(ValueError, match="no such"):
         work.run(spec, share, 0)

@@ -159,8 +159,9 @@ def test_the_next_child_of_a_supervisor_follows_one_the_server_has_not_missed_ye
         "s = State.connect(sys.argv[1], 'shop'); s.claim_capture(); print('claimed', flush=True);"
         "sys.stdin.read()"
     )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", script, url], text=True, **pipes) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, url], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline().strip() == "claimed"
         with pytest.raises(Refused, match="'runnel 1@host abc'"):

@@ -13,7 +13,7 @@ from pyspark.sql import types
 from logs import LINEAGE, STEP, LogMaker, order_ids
 from runnel.changes.relation import Relation
 from runnel.errors import RunnelError, UsageError
-from runnel.log.api import ChangeLog
+from runnel.log.api import ChangeLog, ChunkReader
 from runnel.marshal.typed import arrow_schema, typed_as
 from runnel.postgres.lsn import Lsn
 from runnel.spark import views
@@ -69,7 +69,12 @@ def test_a_task_opens_its_own_chunks_only(tmp_path: Path, monkeypatch: pytest.Mo
     log: ChangeLog = maker.log
     monkeypatch.setattr(views, "open_log", lambda _: log)
     plain = log.open
-    monkeypatch.setattr(log, "open", lambda name: opened.append(name) or plain(name))
+
+    def opening(name: str) -> ChunkReader:
+        opened.append(name)
+        return plain(name)
+
+    monkeypatch.setattr(log, "open", opening)
     list(reader.read(type("Part", (), {"value": share})))
     assert opened == list(share.chunks)
 
