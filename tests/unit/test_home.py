@@ -26,6 +26,24 @@ def test_it_has_all_of_the_installed_spark_but_the_zipped_python() -> None:
     assert home.spark_home() == found
 
 
+def test_defaults_that_a_user_writes_later_are_read() -> None:
+    found = home.spark_home()
+    assert found is not None
+    installed = (found / "jars").resolve().parent
+    assert (found / "conf").readlink() == installed / "conf"
+
+
+def test_a_directory_that_others_may_write_to_is_not_trusted(cache: Path) -> None:
+    found = home.spark_home()
+    assert found is not None
+    found.parent.chmod(0o777)
+    assert home.spark_home() is None
+    assert home.archive() is None
+    found.parent.chmod(0o700)
+    (cache / "runnel").chmod(0o775)
+    assert home.spark_home() is None
+
+
 def test_another_java_has_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = home.spark_home()
     other = tmp_path / "jdk"
@@ -61,7 +79,7 @@ def test_the_class_archive_is_used_once_it_is_there(tmp_path: Path) -> None:
     assert "SharedArchiveFile" not in options()
     archive = home.archive()
     assert archive is not None
-    archive.parent.mkdir(parents=True)
+    archive.parent.mkdir(parents=True, mode=0o700)
     archive.write_bytes(b"")
     assert f"-XX:SharedArchiveFile={archive}" in options()
     assert "SharedArchiveFile" not in session_settings("spark://host:7077", {}, tmp_path)[

@@ -67,7 +67,7 @@ def run_pipelines(config: Config, names: Sequence[str], *, until: Lsn | None = N
         expect_broken_sockets()
         session.set_result(spark)
         _watch(runs, spark, stopping)
-        close_session(spark)
+        close_session(spark, scratch / "spark")
     return _exit_code(runs, stopping.is_set())
 
 

@@ -17,14 +17,21 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
+import subprocess
 import tempfile
+import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 ZIPPED = "python"
 """The folder of the installed Spark that is left out."""
+CONF = "conf"
+"""Spark reads its defaults there; linked also while it is not there, since a user may make it later."""
 ARCHIVE = "classes.jsa"
+PATIENCE = 120.0
+"""Seconds for the batch, and for the JVM to write the archive."""
 
 
 def spark_home() -> Path | None:
@@ -34,18 +41,18 @@ def spark_home() -> Path | None:
     if installed is None or own is None:
         return None
     home = own / "home"
-    if not home.is_dir():
-        try:
+    try:
+        if not home.is_dir():
             _link(installed, home)
-        except OSError:
-            return None
-    return home
+        return home if _ours(own.parent) and _ours(own) else None
+    except OSError:
+        return None
 
 
 def archive() -> Path | None:
     """Where the JVM's class archive is, or would be."""
     own = _directory(_installed())
-    return None if own is None else own / ARCHIVE
+    return None if own is None or not _ours(own.parent) or not _ours(own) else own / ARCHIVE
 
 
 def java() -> str | None:
@@ -79,13 +86,23 @@ def _directory(installed: Path | None) -> Path | None:
     return Path(cache) / "runnel" / f"spark-{name}"
 
 
+def _ours(place: Path) -> bool:
+    """Whether nobody else can put there what we would run."""
+    try:
+        found = place.lstat()
+    except FileNotFoundError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
 def _link(installed: Path, home: Path) -> None:
-    home.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    home.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    home.parent.mkdir(exist_ok=True, mode=0o700)
     fresh = Path(tempfile.mkdtemp(dir=home.parent))
     try:
-        for entry in installed.iterdir():
-            if entry.name not in (ZIPPED, "__pycache__"):
-                (fresh / entry.name).symlink_to(entry)
+        for name in {entry.name for entry in installed.iterdir()} | {CONF}:
+            if name not in (ZIPPED, "__pycache__"):
+                (fresh / name).symlink_to(installed / name)
         with suppress(OSError):  # another process was faster
             fresh.rename(home)
     finally:
@@ -131,16 +148,30 @@ def prepare() -> None:
             spark, spec, options, (scratch / "checkpoint").as_uri(), "none",
             lambda frame: done.append(BatchReport.collect(row[0] for row in frame.collect())),
         )  # fmt: skip
-        while query.isActive and not done:
+        deadline = time.monotonic() + PATIENCE
+        while query.isActive and not done and time.monotonic() < deadline:
             query.awaitTermination(0.1)
         query.stop()
         jvm = spark.sparkContext._gateway.proc
         spark.stop()
         jvm.stdin.close()  # its word to end by itself, which is when it writes
-        jvm.wait()
-        if fresh.exists():
-            shutil.move(fresh, f"{target}.{os.getpid()}")
-            os.replace(f"{target}.{os.getpid()}", target)
+        try:
+            jvm.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            jvm.kill()
+            return
+        if done and fresh.exists():
+            _publish(fresh, target)
+
+
+def _publish(made: Path, target: Path) -> None:
+    there = target.with_suffix(f".{os.getpid()}")
+    try:
+        shutil.move(made, there)
+        there.replace(target)
+    except OSError:
+        there.unlink(missing_ok=True)
+        raise
 
 
 if __name__ == "__main__":

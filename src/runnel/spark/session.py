@@ -51,6 +51,15 @@ _JVM_FLAGS = (
 _LAUNCHER_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
 """Of the short JVM that puts the command line of the real one together."""
 
+_OUTLIVE = (
+    "spark.eventLog.enabled",
+    "spark.extraListeners",
+    "spark.plugins",
+    "spark.sql.queryExecutionListeners",
+    "spark.sql.streaming.streamingQueryListeners",
+)
+"""Settings by which a session has something to finish."""
+
 _FILE_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
@@ -177,11 +186,18 @@ def open_session(master: str, settings: Mapping[str, str], scratch: Path) -> Spa
                 os.environ[name] = value
 
 
-def close_session(session: SparkSession) -> None:
-    """The end of a session and its JVM. A local JVM has nothing that outlives it, and what it has on disk
-    goes with the scratch: an orderly end would only take a second longer."""
-    jvm = session.sparkContext._gateway.proc
-    if jvm is not None and is_local(session.sparkContext.master):
+def close_session(session: SparkSession, scratch: Path) -> None:
+    """The end of a session and its JVM. A local JVM of ours has nothing that outlives it, and what it has
+    on disk goes with the scratch: an orderly end would only take a second longer. It gets one where the
+    user's settings made it write elsewhere, or tell somebody of its end."""
+    context = session.sparkContext
+    jvm = context._gateway.proc
+    conf = context.getConf()
+    more = any(conf.get(name, "") not in ("", "false") for name in _OUTLIVE)
+    elsewhere = "SPARK_LOCAL_DIRS" in os.environ or conf.get("spark.local.dir", "") != str(
+        scratch / "local"
+    )
+    if jvm is not None and is_local(context.master) and not more and not elsewhere:
         jvm.kill()
         jvm.wait()
     else:
