@@ -63,7 +63,7 @@ class Redelivery:
         self._log = log
         self._pipeline = pipeline
         self._type = SINKS[settings.type]
-        context = SinkContext(pipeline, f"{stages}/{pipeline}")
+        context = SinkContext(pipeline, f"{stages}/{pipeline}", begun=not state.is_fresh(pipeline))
         self._sink: Sink = self._type.sink(settings, context)
         self._stuck = Stuck()
         self._outcome = Outcome()

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from runnel.errors import Refused
 from runnel.log.api import Lineage
 from runnel.postgres.lsn import Lsn
 from runnel.progress.position import Position
 from runnel.sinks.files.growing import GrowingFiles
 from runnel.sinks.files.settings import FilesSettings
 from runnel.sinks.opening import open_sink
+from runnel.sinks.registry import SINKS, SinkContext
 from runnel.sinks.stdout.settings import StdoutSettings
 from runnel.sinks.stdout.sink import Stdout
 
@@ -57,6 +59,21 @@ def test_the_targets_record_counts_for_a_pipeline_that_has_begun(tmp_path: Path)
     assert lsn == 100
     assert state.kept == 100, "the log must keep what is delivered again"
     assert opened(tmp_path, 3, 100, fresh=False)[1].kept is None
+
+
+def test_a_target_that_lost_its_record_is_refused_unless_somebody_says_where_to_begin(
+    tmp_path: Path,
+) -> None:
+    position = Position(LINEAGE, 2, Lsn(900))
+    settings = FilesSettings(type="files", path=str(tmp_path / "gone"))
+    state: Any = FakeState(fresh=False)
+    sink = SINKS["files"].sink(settings, SinkContext("p", "", begun=True))
+    with pytest.raises(Refused, match="has delivered up to 0/384") as raised:
+        open_sink(sink, "p", position, state)
+    assert "runnel replay p --from 0/384" in raised.value.hint
+    assert not (tmp_path / "gone" / "_runnel" / "position.json").exists()
+    replayed = SINKS["files"].sink(settings, SinkContext("p", ""))
+    assert open_sink(replayed, "p", position, state).lsn == 900
 
 
 def test_a_pipeline_registered_anew_does_not_go_back_to_where_an_earlier_one_left(

@@ -144,7 +144,8 @@ class Sink(Protocol):
         """Become the owner. `position` is what `runnel.progress` knows, with this owner's epoch.
         Gives back the authority: the target's own record if it holds one (under the new epoch), else
         `position`. Removes what an earlier owner left uncommitted. `Refused` if the target belongs
-        to a lineage that `position.owns` does not know, or to a later owner."""
+        to a lineage that `position.owns` does not know, or to a later owner; or if it holds no record
+        though the pipeline had begun (`SinkContext.begun`): it was lost, and with it what was delivered."""
         ...
 
     def task(self) -> Mapping[str, Any]:

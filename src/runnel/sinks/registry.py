@@ -26,6 +26,9 @@ class SinkContext:
     pipeline: str
     stage: str
     """A directory for staged output of a sink without a place of its own."""
+    begun: bool = False
+    """It has opened a target before, and nobody said that it begins in another: one that holds positions
+    and has none was lost, or is not the one it was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,8 @@ class Pipeline:
         state, recorded = self._claim()
         sink_type = SINKS[self._settings.sink.type]
         stage = f"{self._config.stages}/{self.name}"
-        self._sink = sink = sink_type.sink(self._settings.sink, SinkContext(self.name, stage))
+        context = SinkContext(self.name, stage, begun=not state.is_fresh(self.name))
+        self._sink = sink = sink_type.sink(self._settings.sink, context)
         position = open_sink(sink, self.name, recorded, state)
         holds_position = sink.capabilities.holds_position
         self._progress.begin(position, recorded.lsn, holds_position=holds_position, clock=state.clock())

@@ -36,11 +36,11 @@ _MOST = 256
 
 
 class GrowingFiles:
-    def __init__(self, settings: FilesSettings, pipeline: str) -> None:
+    def __init__(self, settings: FilesSettings, pipeline: str, *, begun: bool = False) -> None:
         self.capabilities = capabilities(settings)
         self._settings = settings
         self._place = LocalPlace(settings.path)
-        self._owner = Owner(self._place, settings, pipeline)
+        self._owner = Owner(self._place, settings, pipeline, begun=begun)
 
     def open(self, position: Position) -> Position:
         self._place.make()

@@ -33,9 +33,12 @@ def capabilities(settings: FilesSettings) -> Capabilities:
 class Owner:
     """The record of an output, under one epoch."""
 
-    def __init__(self, place: Place, settings: FilesSettings, pipeline: str) -> None:
+    def __init__(
+        self, place: Place, settings: FilesSettings, pipeline: str, *, begun: bool = False
+    ) -> None:
         self.place = place
         self._pipeline = pipeline
+        self._begun = begun
         self.suffix = suffix(settings.format, settings.codec)
         self.where = f"{place.root}/{RECORD}"
         self._kept = {
@@ -63,6 +66,14 @@ class Owner:
                 raise Refused(
                     f"{self.place.root} has files such as {min(names)} but no {RECORD}",
                     hint="give the pipeline a new path, or move these files away",
+                )
+            if self._begun:
+                raise Refused(
+                    f"{self.where} is not there, but pipeline {self._pipeline!r} has delivered up to"
+                    f" {position.lsn}: what it wrote was removed, or lay elsewhere",
+                    hint="put it back; or begin anew in this place from where you need it: runnel replay"
+                    f" {self._pipeline} --from {position.lsn} (or earlier; a run without a file: runnel"
+                    " destroy)",
                 )
             record = Record(position, self._kept, self._pipeline)
         self._epoch = position.epoch

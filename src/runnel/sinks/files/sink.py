@@ -21,8 +21,8 @@ from .whole import WholeFiles
 
 def sink(settings: FilesSettings, context: SinkContext) -> Sink:
     if settings.whole:
-        return WholeFiles(settings, place_of(settings), context.pipeline)
-    return GrowingFiles(settings, context.pipeline)
+        return WholeFiles(settings, place_of(settings), context.pipeline, begun=context.begun)
+    return GrowingFiles(settings, context.pipeline, begun=context.begun)
 
 
 def writer(task: Mapping[str, Any], attempt: Attempt, place: Place | None = None) -> Writer:

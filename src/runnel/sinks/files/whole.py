@@ -33,11 +33,13 @@ _ALL = 4
 
 
 class WholeFiles:
-    def __init__(self, settings: FilesSettings, place: Place, pipeline: str) -> None:
+    def __init__(
+        self, settings: FilesSettings, place: Place, pipeline: str, *, begun: bool = False
+    ) -> None:
         self.capabilities = capabilities(settings)
         self._settings = settings
         self._place = place
-        self._owner = Owner(place, settings, pipeline)
+        self._owner = Owner(place, settings, pipeline, begun=begun)
         self._durable = self._accepted = Lsn(0)
         self._pending: list[Piece] = []
         self._since = 0.0
