@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,6 +108,7 @@ def test_the_text_of_a_letter_goes_to_the_folder_its_change_would_have_gone_to()
 
 def test_letters_are_staged_where_the_pipeline_stages_its_batches() -> None:
     """There the half line that a killed pipeline left is noted, and there is a disk beside an object store."""
-    nobody: Any = None
-    redelivery = Redelivery(nobody, nobody, "p", StdoutSettings(), "/stages")
+    state: Any = SimpleNamespace(is_fresh=lambda pipeline: True)
+    log: Any = None
+    redelivery = Redelivery(state, log, "p", StdoutSettings(), "/stages")
     assert redelivery._sink.task()["root"] == "/stages/p"
