@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..progress.state import CAPTURE
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -81,12 +83,9 @@ class LogLines:
             now = time.monotonic()
             if shown.changes != changes and now - at >= PROGRESS_EVERY:
                 self._progress[who] = (now, shown.changes)
-                fields = {
-                    "changes": shown.changes,
-                    "rate": shown.rate,
-                    "lag_seconds": shown.lag_seconds,
-                    "lsn": shown.lsn,
-                }
+                fields: dict[str, object] = {"changes": shown.changes, "lsn": shown.lsn}
+                if who != CAPTURE:
+                    fields |= {"rate": shown.rate, "lag_seconds": shown.lag_seconds}
                 logger.info("%s", who, extra={"fields": fields})
 
     def line(self, text: str) -> None:
@@ -133,7 +132,7 @@ class InPlace:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for who, shown in self._shown.items():
             colour = _COLOURS.get(shown.state, "yellow")
-            is_capture = who == "capture"
+            is_capture = who == CAPTURE
             table.add_row(
                 Text(who, "bold"),
                 Text(shown.state, colour),
