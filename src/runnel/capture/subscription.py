@@ -40,7 +40,16 @@ from .publication import (
     options,
     read_publication,
 )
-from .settling import compare, read_rows, settle, were_out
+from .settling import (
+    alone,
+    compare,
+    horizon,
+    not_renewed,
+    oldest_running,
+    read_rows,
+    settle,
+    were_out,
+)
 from .slot import (
     Say,
     create_slot,
@@ -66,7 +75,9 @@ class Wanted:
     failover: bool = False
     accept_server: bool = False
     mend: bool = True
-    """Set right a publication that somebody altered, and go on without what it left out meanwhile."""
+    """As a user asks for it: set right a publication that somebody altered, and go on without what it left
+    out meanwhile; refuse what a table that is captured has come to lack; wait for open transactions. The
+    implied one of `run` does not: nothing is captured before it ends."""
 
 
 @dataclass(slots=True)
@@ -92,9 +103,10 @@ def init(url: str, state: State, wanted: Wanted, say: Say) -> Outcome:
     patterns = TablePatterns(wanted.tables)
     with connect(url, f"runnel {wanted.name} init") as source:
         server = _primary(catalog.server(source))
-        membership.require_grantable(catalog.tables(source), patterns)
+        members = () if wanted.mend else read_rows(source, wanted.name).keys()
+        membership.require_grantable(catalog.tables(source), patterns, members)
         state.install()
-        with state.only_one("init", f"init of {wanted.name!r}"):
+        with alone(state):
             subscription = state.subscription()
             if subscription is not None and subscription.complete:
                 return _adopt(url, source, state, subscription, server, wanted, patterns, say)
@@ -191,6 +203,7 @@ def _create(
         noted = state.create_subscription(
             id_, slot_name(name, id_), name, server.system_id, server.timeline
         )
+    state.note_tables(wanted.tables)
     failpoint("init.noted")
     report = _publish(source, noted, patterns)
     failpoint("init.published")
@@ -203,7 +216,7 @@ def _create(
     if wanted.failover and (made is None or not made.failover):
         notes.append(make_failover(url, noted.slot))
     failpoint("init.slot")
-    _settle(source, state, noted, report, say, waited=not existed)
+    notes += _settle(source, state, noted, report, say, waited=not existed)
     state.complete_subscription(consistent, wanted.pipelines)
     say(f"slot {noted.slot} begins at {consistent}")
     return Outcome(state.known(), report, slot is None, dict.fromkeys(wanted.pipelines, consistent), notes)
@@ -284,6 +297,7 @@ def _adopt(
             f"publication {name} had been altered: it {did}; it is set right again, what happened in"
             " between was not captured as it should have been"
         )
+    state.note_tables(wanted.tables)
     report = membership.reconcile(source, name, patterns, lock_timeout="60s")
     _all_published(report)
     if report.added:
@@ -291,7 +305,7 @@ def _adopt(
     if report.dropped:
         say(f"publication {name}: dropped {', '.join(report.dropped)}")
     mended = {member.oid for member in published.narrowed}
-    notes += _settle(source, state, state.known(), report, say, told=mended)
+    notes += _settle(source, state, state.known(), report, say, told=mended, wait=wanted.mend)
     joined = {
         pipeline: state.join(pipeline, partial(catalog.current_lsn, source))
         for pipeline in wanted.pipelines
@@ -308,22 +322,32 @@ def _settle(
     say: Say,
     *,
     waited: bool = False,
+    wait: bool = True,
     told: Collection[int] = (),
 ) -> list[str]:
     """Whatever is in the publication counts from here on (see settling.py). `waited`: for all that ran when
-    the last table joined. `told`: tables known to have been out. Gives what the user must know."""
+    the last table joined. Without `wait`, while something runs, what joined is left to capture. `told`:
+    tables known to have been out. Gives what the user must know."""
     name = subscription.publication
     now, found = read_rows(source, name), read_publication(source, name)
     assert found is not None  # noqa: S101 - made or checked above
     difference = compare(subscription.members, now, (table.oid for table in report.tables))
-    if waited:
-        settled = {table: row.oid for table, row in difference.fresh.items()}
-    else:
-        if difference.fresh:
+    settled = {table: row.oid for table, row in difference.fresh.items()}
+    failed: dict[str, str] = {}
+    if not waited:
+        fresh = difference.fresh
+        if fresh and wait:
             wait_for_running(source, say)
-        settled = settle(source, name, difference.fresh)
+        elif fresh and oldest_running(source) < horizon(source):
+            names = ", ".join(row.sql for row in fresh.values())
+            say(f"{names}: complete once the transactions that are open now have ended")
+            fresh = {}
+        settled, failed = settle(source, name, fresh)
     state.note_members(found.oid, settled, difference.gone)
-    return [were_out(row, name) for table, row in difference.returned.items() if table not in told]
+    out = [t for t in difference.returned if t in settled and t not in told]
+    return [were_out(now[table], name) for table in out] + [
+        not_renewed(table, why) for table, why in failed.items()
+    ]
 
 
 def _accept_promotion(url: str, state: State, subscription: Subscription, server: Server) -> str:

@@ -132,6 +132,12 @@ class State:
         with self._lock:
             subscriptions.note_members(self.connection, self.name, publication_oid, settled, gone)
 
+    def note_tables(self, patterns: Iterable[str]) -> None:
+        """By `init`, before it changes the publication: the patterns that decide from now on what is in
+        it. A capture that runs with others leaves it alone."""
+        with self._lock:
+            subscriptions.note_tables(self.connection, self.name, patterns)
+
     def record_quiet(self, begin: Lsn, end: Lsn) -> None:
         """By capture, when it stops: it confirms `end` though a position is still at `begin`, because the
         log shows that nothing happened between. Should the log be lost, this is what is left to know it."""
