@@ -30,7 +30,7 @@ from ..postgres.connect import Connection, connect
 from ..postgres.lsn import Lsn
 from ..postgres.patterns import TablePatterns
 from ..progress.records import Subscription
-from ..progress.state import CAPTURE, State
+from ..progress.state import State
 from . import membership
 from .membership import Membership
 from .publication import (
@@ -53,7 +53,6 @@ from .settling import (
 from .slot import (
     Say,
     create_slot,
-    drop_slot,
     make_failover,
     read_slot,
     slot_exists,
@@ -113,52 +112,6 @@ def init(url: str, state: State, wanted: Wanted, say: Say) -> Outcome:
             return _create(url, source, state, subscription, server, wanted, patterns, say)
 
 
-def destroy(url: str, state: State, name: str, say: Say, *, force: bool = False) -> None:
-    """Remove slot, publication, rows, and the schema with the last subscription. May be repeated. `force`:
-    also what this state does not know, which may be another installation's."""
-    with connect(url, f"runnel {name} destroy") as source:
-        subscription = state.subscription()
-        for who in (CAPTURE, *state.pipelines()) if subscription is not None else ():
-            owner = state.owner(who)
-            if owner is not None:
-                raise Refused(f"{who} of {name!r} is running: {owner}", hint="stop it, then runnel destroy")
-        bound = _publication_id(source, name)
-        ids = {subscription.id} if subscription is not None else set()
-        if isinstance(bound, uuid.UUID):
-            if bound not in ids and not force:
-                raise _unknown(name, bound, state)
-            ids.add(bound)
-        # the slot first: nothing else of ours can fill the server's disk
-        for id_ in ids:
-            slot = slot_name(name, id_)
-            if drop_slot(source, slot):
-                say(f"slot {slot} dropped")
-            failpoint("destroy.slot")
-        if bound is None:
-            pass
-        elif bound == "foreign":
-            say(f"publication {name} is not Runnel's: left as it is")
-        else:
-            source.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
-            say(f"publication {name} dropped")
-        failpoint("destroy.publication")
-        if subscription is None and bound is None:
-            say(f"there is no subscription {name}")
-        gone = state.uninstall()
-        if subscription is not None:
-            say("schema runnel dropped" if gone else f"state of {name} removed; other subscriptions stay")
-
-
-def _unknown(name: str, bound: uuid.UUID, state: State) -> Refused:
-    slot = slot_name(name, bound)
-    return Refused(
-        f"publication {name!r} with slot {slot!r} is of a subscription that the state in database"
-        f" {state.connection.info.dbname!r} does not know: another installation's may go on with it",
-        hint="give the state.url it was made with; if it is nobody's: runnel destroy --force, or"
-        f" SELECT pg_drop_replication_slot('{slot}'); DROP PUBLICATION \"{name}\"",
-    )
-
-
 def slot_name(name: str, id_: uuid.UUID) -> str:
     return f"{name}_{id_.hex[:8]}"
 
@@ -179,7 +132,7 @@ def _create(
     say: Say,
 ) -> Outcome:
     name, notes = wanted.name, []
-    bound = _publication_id(source, name)
+    bound = publication_id(source, name)
     if bound == "foreign":
         raise Refused(
             f"publication {name!r} exists and is not Runnel's",
@@ -399,7 +352,7 @@ def _all_published(report: Membership) -> None:
             )
 
 
-def _publication_id(source: Connection, name: str) -> uuid.UUID | str | None:
+def publication_id(source: Connection, name: str) -> uuid.UUID | str | None:
     """The uuid in its comment; "foreign": there is one without; None: there is none."""
     found = read_publication(source, name)
     return None if found is None else found.id or "foreign"

@@ -71,14 +71,27 @@ class State:
     # the schema
 
     def installed(self) -> bool:
+        """Refused if it is of another version: whatever is read of it then would be taken for missing."""
         with self._lock:
             version = schema.version(self.connection)
             schema.check_version(version)
-            return version == len(schema.MIGRATIONS)
+            if version is not None and version < len(schema.MIGRATIONS):
+                raise Refused(
+                    f"schema {schema.SCHEMA} has version {version}, of an earlier Runnel; this one needs"
+                    f" {len(schema.MIGRATIONS)}",
+                    hint="runnel init (or runnel run) brings it up",
+                )
+            return version is not None
 
     def install(self) -> None:
         with self._lock:
             schema.install(self.connection)
+
+    def migrate(self) -> None:
+        """Bring up what is there to this version; where nothing is, nothing is made."""
+        with self._lock:
+            if schema.version(self.connection) is not None:
+                schema.install(self.connection)
 
     def uninstall(self) -> bool:
         """Forget this subscription; drop the schema with the last one. True: nothing is left."""

@@ -16,6 +16,7 @@ from runnel.capture import settling
 from runnel.capture.stream import ReplicationStream
 from runnel.capture.subscription import Outcome, Wanted, init
 from runnel.errors import Refused, RunnelError
+from runnel.progress import schema
 from runnel.progress.state import State
 from servers import await_condition
 
@@ -64,9 +65,10 @@ def test_a_publication_altered_to_publish_something_else_is_refused_until_init_m
     assert make(url, state, mend=False).notes == []
 
 
-def test_a_publication_made_anew_with_the_same_comment_is_refused(
-    url: str, state: State, connect: Connect
+def test_a_publication_made_anew_with_the_same_comment_is_refused_and_shown_by_check(
+    url: str, state: State, connect: Connect, runnel_cli: RunnelCli
 ) -> None:
+    runnel_cli.config(f"source: {{url: '{url}', name: shop}}\n")
     user = connect()
     user.execute("CREATE TABLE t (id int PRIMARY KEY)")
     comment = f"runnel subscription {make(url, state).subscription.id}"
@@ -75,6 +77,30 @@ def test_a_publication_made_anew_with_the_same_comment_is_refused(
     user.execute(f"COMMENT ON PUBLICATION shop IS '{comment}'".encode())
     with pytest.raises(Refused, match="made anew"):
         make(url, state)
+    assert "publication 'shop' was made anew by somebody else" in _unfolded(
+        runnel_cli.run("check", expect=1).stdout
+    )
+    user.execute("DROP PUBLICATION shop")
+    assert "publication 'shop' does not exist any more" in _unfolded(
+        runnel_cli.run("check", expect=1).stdout
+    )
+
+
+def test_after_an_upgrade_of_runnel_capture_says_that_the_state_is_of_the_earlier_one(
+    url: str, state: State, runnel_cli: RunnelCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runnel_cli.config(
+        f"source: {{url: '{url}', name: shop}}\npipelines:\n  copy: {{sink: {{type: files, path: out}}}}\n"
+    )
+    with monkeypatch.context() as earlier:
+        earlier.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
+        state.install()
+    said = "schema runnel has version 2, of an earlier Runnel"
+    done = runnel_cli.run("capture", expect=1).stderr
+    assert said in done
+    assert "runnel init" in done
+    assert said in _unfolded(runnel_cli.run("check", expect=1).stdout)
+    assert "there is no subscription shop" in runnel_cli.run("destroy").stdout
 
 
 def test_on_an_accepted_server_the_publication_counts_as_it_is_there(
