@@ -41,7 +41,8 @@ class Captured:
             default=None,
         )
         with State.connect(url, "shop") as state:
-            self.slot = init(url, state, Wanted("shop", ("*.*",), ("p",)), lambda _: None).subscription.slot
+            wanted = Wanted("shop", self.config.source.tables, ("p",))
+            self.slot = init(url, state, wanted, lambda _: None).subscription.slot
         self.failure: BaseException | None = None
 
     @contextmanager

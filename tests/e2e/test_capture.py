@@ -85,6 +85,29 @@ def test_a_slot_that_does_not_show_what_was_delivered_fails_only_the_end_of_once
         assert c.state() == "stopped"
 
 
+def test_a_slot_that_is_gone_at_the_stop_is_not_told_as_nothing_lost(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = make()
+    slot = f"FROM pg_replication_slots WHERE slot_name = '{c.slot}'"
+    last_step = session.Session._record_what_is_quiet
+
+    def drop_the_slot(self: session.Session) -> None:
+        last_step(self)
+        c.execute(f"SELECT pg_terminate_backend(active_pid) {slot}")
+        await_condition(lambda: not c.one(f"SELECT active {slot}"))
+        c.execute(f"SELECT pg_drop_replication_slot(slot_name) {slot}")
+
+    monkeypatch.setattr(session.Session, "_record_what_is_quiet", drop_the_slot)
+    monkeypatch.setattr(stream.ReplicationStream, "_send", lambda *_, **__: None)
+    with c.running():
+        c.execute("INSERT INTO t VALUES (1, 'a')")
+        c.await_ids(1)
+        c.deliver(c.headers()[-1].end)
+    assert isinstance(c.failure, Refused)
+    assert f"slot '{c.slot}' does not exist any more" in str(c.failure)
+
+
 def test_what_a_pipeline_delivers_again_is_not_trimmed_meanwhile(make: Make) -> None:
     c = make()
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from captured import TABLE, Captured
-from runnel.capture import service, session
+from runnel.capture import service, session, settling
 from runnel.capture.subscription import Wanted, init
 from runnel.errors import Refused
 from runnel.progress.state import State
@@ -91,7 +91,7 @@ def test_on_a_server_that_caches_membership_a_table_is_captured_whoever_added_it
         if by == "hand":
             c.execute("ALTER PUBLICATION shop ADD TABLE late")
         elif by == "init":
-            waiting = threading.Thread(target=_init, args=[c.url])
+            waiting = threading.Thread(target=_init, args=[c.url, "*.*"])
             waiting.start()
         await_condition(
             lambda: c.one("SELECT count(*) FROM pg_publication_tables WHERE tablename = 'late'")
@@ -102,6 +102,51 @@ def test_on_a_server_that_caches_membership_a_table_is_captured_whoever_added_it
         await_condition(lambda: noted(c) == 2, what="the table counts")
         c.execute("INSERT INTO late VALUES (3)")
         await_condition(lambda: 3 in c.ids(), what="the change of a table that joined")
+
+
+def test_a_capture_with_the_old_configuration_leaves_alone_what_init_made_for_the_new_one(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    c = make(tables=["public.t"], reconcile=0.1)
+    c.execute("CREATE TABLE late (id int PRIMARY KEY)")
+    with caplog.at_level(logging.WARNING), c.running():
+        _init(c.url, "public.t", "public.late")
+        c.execute("INSERT INTO late VALUES (3)")  # committed after `init` returned
+        await_condition(lambda: "source.tables was changed" in caplog.text, what="a warning")
+        c.execute("INSERT INTO late VALUES (4)")
+        c.await_ids(3, 4)
+        assert noted(c) == 2
+    assert caplog.text.count("source.tables was changed") == 1
+    assert "restart capture with the new configuration" in caplog.text
+
+
+def test_capture_takes_out_and_forgets_what_its_own_configuration_does_not_want(make: Make) -> None:
+    c = make(tables=["public.t"], reconcile=0.1)
+    c.execute("CREATE TABLE late (id int PRIMARY KEY)")
+    with c.running():
+        await_condition(lambda: noted(c) == 1)
+        c.execute("ALTER PUBLICATION shop ADD TABLE late")
+        await_condition(
+            lambda: not c.one("SELECT count(*) FROM pg_publication_tables WHERE tablename = 'late'")
+        )
+        await_condition(lambda: noted(c) == 1)
+
+
+def test_capture_settles_every_table_but_one_that_is_locked_and_that_one_later(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(settling, "poisons", lambda _: True)
+    c = make(reconcile=0.2)
+    c.execute("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE z (id int PRIMARY KEY)")
+    with psycopg.connect(c.url, autocommit=True) as vacuum, caplog.at_level(logging.WARNING):
+        c.execute("ALTER PUBLICATION shop ADD TABLE a, z", "UPDATE runnel.subscription SET members = '{}'")
+        vacuum.execute("BEGIN")
+        vacuum.execute("LOCK TABLE a IN SHARE UPDATE EXCLUSIVE MODE")
+        with c.running():
+            await_condition(lambda: noted(c) == 2, what="the others count")
+            await_condition(lambda: "public.a could not be taken out" in caplog.text)
+            vacuum.execute("COMMIT")
+            await_condition(lambda: noted(c) == 3, what="it counts too")
 
 
 @pytest.mark.long
@@ -116,7 +161,7 @@ def test_on_a_server_that_caches_membership_a_table_that_joined_while_capture_wa
         c.execute("CREATE TABLE late (id int PRIMARY KEY)")
         busy.execute("BEGIN")
         busy.execute("INSERT INTO late VALUES (1)")
-        waiting = threading.Thread(target=_init, args=[c.url])
+        waiting = threading.Thread(target=_init, args=[c.url, "*.*"])
         waiting.start()
         await_condition(
             lambda: c.one("SELECT count(*) FROM pg_publication_tables WHERE tablename = 'late'")
@@ -138,6 +183,7 @@ def test_on_a_server_that_caches_membership_a_table_that_left_is_not_captured_an
         connection.execute(TABLE.encode())
         connection.execute(b"CREATE TABLE secret (id int PRIMARY KEY)")
     c = Captured(server.url(), tmp_path, {}, {"tables": ["*.*", "!*.secret"], "reconcile": 0.2})
+    c.execute("ALTER PUBLICATION shop ADD TABLE secret")
     sender = "SELECT pid FROM pg_stat_replication WHERE application_name = 'runnel shop capture'"
     with psycopg.connect(c.url, autocommit=True) as busy, ExitStack() as stack:
         busy.execute("BEGIN")
@@ -154,6 +200,6 @@ def test_on_a_server_that_caches_membership_a_table_that_left_is_not_captured_an
         assert 2 not in c.ids()
 
 
-def _init(url: str) -> None:
+def _init(url: str, *tables: str) -> None:
     with State.connect(url, "shop") as state:
-        init(url, state, Wanted("shop", ("*.*",), ("p",)), lambda _: None)
+        init(url, state, Wanted("shop", tables, ("p",)), lambda _: None)

@@ -8,10 +8,9 @@ user's wish that cannot be granted: an error. Nothing outside the patterns stays
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import psycopg
 from psycopg import sql
 
 from ..errors import RunnelError
@@ -19,7 +18,8 @@ from ..postgres import catalog
 from ..postgres.catalog import Table
 from ..postgres.connect import Connection
 from ..postgres.patterns import TablePatterns
-from .publication import quoted
+from .publication import LOCK_TIMEOUT, OBJECTIONS, objection, quoted
+from .settling import read_rows
 
 TORN = "it is a partition, and the table above is published as a whole"
 """Why an exclusion cannot be granted."""
@@ -93,24 +93,29 @@ def torn_remedy(leaf: Table, root: Table) -> str:
 
 def read(connection: Connection, publication: str, patterns: TablePatterns) -> Membership:
     """As it is; changes nothing."""
-    members = _members(connection, publication)
+    members = read_rows(connection, publication)
     found = catalog.tables(connection)
     return _report(wanted(found, patterns), members, torn=torn(found, patterns))
 
 
-def require_grantable(tables: Sequence[Table], patterns: TablePatterns) -> None:
+def require_grantable(
+    tables: Sequence[Table], patterns: TablePatterns, members: Collection[int] = ()
+) -> None:
     """Every table named literally exists and may be published, and nothing excluded would be captured; else
-    one error tells all of them."""
+    one error tells all of them. `members`: oids of tables that are captured already: what came over one of
+    them since is for the report, no reason to end a capture that runs."""
     problems, remedies = [], []
     for pattern in patterns.literals():
         if not any(pattern.matches(t.schema, t.name) for t in tables):
             problems.append(f"{pattern.text} does not exist")
             remedies.append(f"create it, or take {pattern.text} out of source.tables")
     for table, literal in wanted(tables, patterns):
-        if literal and table.unusable:
+        if literal and table.unusable and table.oid not in members:
             problems.append(f"{table.label}: {table.unusable}")
             remedies.append(table.remedy or f"take {table.label} out of source.tables")
     for leaf, root in torn(tables, patterns):
+        if root.oid in members:
+            continue
         problems.append(f"{root.label} without {leaf.label}: {TORN}")
         remedies.append(torn_remedy(leaf, root))
     if problems:
@@ -118,14 +123,14 @@ def require_grantable(tables: Sequence[Table], patterns: TablePatterns) -> None:
 
 
 def reconcile(
-    connection: Connection, publication: str, patterns: TablePatterns, *, lock_timeout: str = "5s"
+    connection: Connection, publication: str, patterns: TablePatterns, *, lock_timeout: str = LOCK_TIMEOUT
 ) -> Membership:
     """Add what is missing, drop what is not wanted any more, say why the rest is out.
 
     A table that is locked for longer than `lock_timeout` waits for the next time, with that as reason.
     """
     found = catalog.tables(connection)
-    members = _members(connection, publication)
+    members = {oid: row.sql for oid, row in read_rows(connection, publication).items()}
     chosen = wanted(found, patterns)
     by_oid = {table.oid: table for table in found}
     keep = {table.oid for table, _ in chosen}
@@ -136,7 +141,7 @@ def reconcile(
 
     failed = _alter(connection, publication, "ADD", [table.sql for table in add], lock_timeout)
     _alter(connection, publication, "DROP", surplus, lock_timeout)
-    now = _members(connection, publication)
+    now = read_rows(connection, publication)
     report = _report(chosen, now, failed, torn=torn(found, patterns))
     report.added = [table.label for table in add if table.oid in now]
     report.dropped = [
@@ -147,7 +152,7 @@ def reconcile(
 
 def _report(
     chosen: Iterable[tuple[Table, bool]],
-    members: dict[int, str],
+    members: Collection[int],
     failed: dict[str, str] | None = None,
     *,
     torn: Iterable[tuple[Table, Table]],
@@ -178,17 +183,6 @@ def _report(
     return out
 
 
-def _members(connection: Connection, publication: str) -> dict[int, str]:
-    rows = connection.execute(
-        "SELECT c.oid::int8, quote_ident(n.nspname) || '.' || quote_ident(c.relname)"
-        " FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid"
-        " JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE p.pubname = %s",
-        [publication],
-    )
-    return dict(rows.fetchall())
-
-
 def _alter(
     connection: Connection, publication: str, verb: str, tables: Sequence[str], lock_timeout: str
 ) -> dict[str, str]:
@@ -198,14 +192,10 @@ def _alter(
     try:
         _alter_once(connection, publication, verb, tables, lock_timeout)
         return {}
-    except psycopg.OperationalError as error:
-        if connection.closed:
-            raise
-        first: psycopg.Error = error
-    except (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.InternalError) as error:
-        first = error
+    except OBJECTIONS as error:
+        why = objection(connection, error)
     if len(tables) == 1:
-        return {tables[0]: _why(first)}
+        return {tables[0]: why}
     failed = {}
     for table in tables:
         failed.update(_alter(connection, publication, verb, [table], lock_timeout))
@@ -224,9 +214,3 @@ def _alter_once(
                 sql.Identifier(publication), quoted(verb), names
             )
         )
-
-
-def _why(error: psycopg.Error) -> str:
-    if isinstance(error, psycopg.errors.LockNotAvailable):
-        return "locked by somebody else for too long; tried again later"
-    return error.diag.message_primary or str(error)

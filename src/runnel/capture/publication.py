@@ -16,14 +16,24 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 from psycopg import sql
 
-from ..errors import Refused
+from ..errors import Refused, RunnelError
 from ..postgres.connect import Connection
 from ..postgres.lsn import Lsn
 from ..progress.records import Subscription
 
 _COMMENT = re.compile(r"runnel subscription ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+OBJECTIONS = (
+    psycopg.OperationalError,
+    psycopg.ProgrammingError,
+    psycopg.NotSupportedError,
+    psycopg.InternalError,
+)
+"""What the server may raise because of one table; `objection` says which it was."""
+LOCK_TIMEOUT = "5s"
+"""How long a table that somebody else has locked is waited for."""
 _PUBLISHES = ("insert", "update", "delete", "truncate")
 
 
@@ -92,18 +102,33 @@ def options(version: int) -> list[sql.SQL]:
     return out
 
 
+_NARROWED = """
+    SELECT coalesce(jsonb_agg(jsonb_build_array(
+        c.oid::int8, quote_ident(n.nspname) || '.' || quote_ident(c.relname),
+        r.prqual IS NOT NULL, r.prattrs IS NOT NULL) ORDER BY n.nspname, c.relname), '[]')
+    FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE r.prpubid = p.oid AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)"""
+_SCHEMAS = """
+    SELECT coalesce(jsonb_agg(quote_ident(n.nspname) ORDER BY n.nspname), '[]')
+    FROM pg_publication_namespace s JOIN pg_namespace n ON n.oid = s.pnnspid WHERE s.pnpubid = p.oid"""
+
+
 def read_publication(connection: Connection, name: str) -> PublicationFacts | None:
     # the catalogue gains columns from version to version: as JSON an absent one is simply absent
-    row = connection.execute(
-        "SELECT oid::int8, obj_description(oid, 'pg_publication'), to_jsonb(p) FROM pg_publication p"
-        " WHERE pubname = %s",
-        [name],
-    ).fetchone()
+    # and all of it in one statement: under one snapshot
+    narrowed, schemas = (
+        (_NARROWED, _SCHEMAS) if connection.info.server_version >= 150_000 else ("'[]'", "'[]'")
+    )
+    query = sql.SQL(
+        "SELECT oid::int8, obj_description(oid, 'pg_publication'), to_jsonb(p), ({})::jsonb, ({})::jsonb"
+        " FROM pg_publication p WHERE pubname = %s"
+    ).format(sql.SQL(narrowed), sql.SQL(schemas))
+    row: Any = connection.execute(query, [name]).fetchone()
     if row is None:
         return None
-    oid, text, has = row
+    oid, text, has, members, whole = row
     found = _COMMENT.search(text or "")
-    narrowed, schemas = _narrowed(connection, oid), _schemas(connection, oid)
     return PublicationFacts(
         uuid.UUID(found[1]) if found else None,
         oid,
@@ -111,34 +136,9 @@ def read_publication(connection: Connection, name: str) -> PublicationFacts | No
         via_root=has["pubviaroot"],
         generated=has.get("pubgencols", "s") == "s",
         all_tables=has["puballtables"],
-        schemas=schemas,
-        narrowed=narrowed,
+        schemas=tuple(whole),
+        narrowed=tuple(Narrowed(*member) for member in members),
     )
-
-
-def _narrowed(connection: Connection, oid: int) -> tuple[Narrowed, ...]:
-    if connection.info.server_version < 150_000:
-        return ()
-    rows: list[Any] = connection.execute(
-        "SELECT c.oid::int8, quote_ident(n.nspname) || '.' || quote_ident(c.relname),"
-        " r.prqual IS NOT NULL, r.prattrs IS NOT NULL"
-        " FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid"
-        " JOIN pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE r.prpubid = %s AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL) ORDER BY 2",
-        [oid],
-    ).fetchall()
-    return tuple(Narrowed(*row) for row in rows)
-
-
-def _schemas(connection: Connection, oid: int) -> tuple[str, ...]:
-    if connection.info.server_version < 150_000:
-        return ()
-    rows = connection.execute(
-        "SELECT quote_ident(n.nspname) FROM pg_publication_namespace s"
-        " JOIN pg_namespace n ON n.oid = s.pnnspid WHERE s.pnpubid = %s ORDER BY 1",
-        [oid],
-    ).fetchall()
-    return tuple(schema for (schema,) in rows)
 
 
 def check_publication(
@@ -181,18 +181,41 @@ def mend_publication(connection: Connection, name: str, found: PublicationFacts)
         connection.execute(alter + sql.SQL("SET ({})").format(wanted))
         for schema in found.schemas:
             connection.execute(alter + sql.SQL("DROP TABLES IN SCHEMA ") + quoted(schema))
-        renew(connection, name, [member.sql for member in found.narrowed])
+        failed = renew(connection, name, [member.sql for member in found.narrowed], lock_timeout="60s")
+        if failed:
+            raise RunnelError(
+                f"publication {name!r} could not be set right: "
+                + "; ".join(f"{table}: {why}" for table, why in failed.items()),
+                hint="run `runnel init` again, with a role that owns the tables",
+            )
     return found.deviations()
 
 
-def renew(connection: Connection, name: str, tables: list[str]) -> None:
-    """Take members out and in again, whole, in one transaction: no change falls between."""
+def renew(
+    connection: Connection, name: str, tables: list[str], *, lock_timeout: str = LOCK_TIMEOUT
+) -> dict[str, str]:
+    """Take members out and in again, whole, each in one transaction: no change falls between. Gives those
+    that could not be, with the reason; they stay as they are."""
     alter = sql.SQL("ALTER PUBLICATION {} ").format(sql.Identifier(name))
-    with connection.transaction():
-        connection.execute("SELECT set_config('lock_timeout', '60s', true)")
-        for table in tables:
-            connection.execute(alter + sql.SQL("DROP TABLE ONLY ") + quoted(table))
-            connection.execute(alter + sql.SQL("ADD TABLE ONLY ") + quoted(table))
+    failed = {}
+    for table in tables:
+        try:
+            with connection.transaction():
+                connection.execute("SELECT set_config('lock_timeout', %s, true)", [lock_timeout])
+                connection.execute(alter + sql.SQL("DROP TABLE ONLY ") + quoted(table))
+                connection.execute(alter + sql.SQL("ADD TABLE ONLY ") + quoted(table))
+        except OBJECTIONS as error:
+            failed[table] = objection(connection, error)
+    return failed
+
+
+def objection(connection: Connection, error: psycopg.Error) -> str:
+    """Why the server did not alter a table's membership. A lost connection is no such reason: raised."""
+    if connection.closed:
+        raise error
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return "locked by somebody else for too long; tried again later"
+    return error.diag.message_primary or str(error)
 
 
 def quoted(text: str) -> sql.SQL:

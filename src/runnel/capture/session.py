@@ -37,7 +37,7 @@ from .retention import RetentionGuard
 from .settling import read_rows
 from .slot import read_slot
 from .spool import Spools
-from .start import Go, LogFacts, ServerFacts, decide
+from .start import Go, LogFacts, ServerFacts, SlotFacts, decide
 from .stream import ReplicationStream
 from .tables import TableKeeper
 from .trouble import Unconfirmed
@@ -305,14 +305,18 @@ class Session:
             return
         self._source_due = now + _SOURCE
         self._look_at_tables()
+        slot = self._slot()
+        self._look_at_publication()
+        self._retention.look(slot, catalog.current_lsn(self._source), self._acknowledged)
+
+    def _slot(self) -> SlotFacts:
         slot = read_slot(self._source, self._subscription.slot)
         if slot is None:
             raise Refused(
                 f"slot {self._subscription.slot!r} does not exist any more",
                 hint="start afresh: runnel destroy && runnel init, then import again",
             )
-        self._look_at_publication()
-        self._retention.look(slot, catalog.current_lsn(self._source), self._acknowledged)
+        return slot
 
     def _look_at_tables(self) -> None:
         left = self._tables.left
@@ -343,8 +347,7 @@ class Session:
         self._stream.status(self._received, self._acknowledged, now=True)
         deadline = time.monotonic() + _LAST_WORD
         while time.monotonic() < deadline:
-            slot = read_slot(self._source, self._subscription.slot)
-            if slot is not None and slot.confirmed >= self._acknowledged:
+            if self._slot().confirmed >= self._acknowledged:
                 return
             time.sleep(0.02)
         raise Unconfirmed(

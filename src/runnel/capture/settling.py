@@ -16,9 +16,11 @@ it works in the order of decoding, for whichever walsender reads it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ..postgres.connect import Connection
+from ..progress.state import State
 from .publication import renew
 
 _CURED = {13: 130_022, 14: 140_019, 15: 150_014, 16: 160_010, 17: 170_006}
@@ -72,8 +74,21 @@ def compare(noted: Mapping[int, int], now: Mapping[int, Row], wanted: Iterable[i
 def were_out(row: Row, publication: str) -> str:
     return (
         f"{row.sql} was taken out of publication {publication} by somebody else and is in again: changes of"
-        " it in between were not captured (compare this table with its copies)"
+        " it in between, if any, were not captured (compare this table with its copies)"
     )
+
+
+def not_renewed(table: str, why: str) -> str:
+    return (
+        f"{table} could not be taken out of the publication and in again, which this server version needs"
+        f" to send all of its changes: {why}"
+    )
+
+
+def alone(state: State, wait: float = 60.0) -> AbstractContextManager[None]:
+    """One at a time, an `init` or a running capture, decides what is in the publication, settles and notes
+    it: else the one takes the other's doings for a stranger's."""
+    return state.only_one("init", f"init of {state.name!r}, or a look at its tables,", wait)
 
 
 def horizon(connection: Connection) -> int:
@@ -86,14 +101,19 @@ def oldest_running(connection: Connection) -> int:
     return _number(connection, "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::int8")
 
 
-def settle(connection: Connection, publication: str, rows: Mapping[int, Row]) -> dict[int, int]:
-    """All transactions that ran when these rows were seen have ended. Gives what to note."""
-    if not rows or not poisons(connection.info.server_version):
-        return {table: row.oid for table, row in rows.items()}
-    present = read_rows(connection, publication)
-    again = {table for table, row in rows.items() if present.get(table) == row}  # else somebody's turn
-    renew(connection, publication, [rows[table].sql for table in again])
-    return {table: row.oid for table, row in read_rows(connection, publication).items() if table in again}
+def settle(
+    connection: Connection, publication: str, rows: Mapping[int, Row]
+) -> tuple[dict[int, int], dict[str, str]]:
+    """All transactions that ran when these rows were seen have ended. Gives what to note, and for the
+    tables that are not settled, though they should be, why."""
+    present = read_rows(connection, publication) if rows else {}
+    mine = {table: row for table, row in rows.items() if present.get(table) == row}  # else somebody's turn
+    if not mine or not poisons(connection.info.server_version):
+        return {table: row.oid for table, row in mine.items()}, {}
+    failed = renew(connection, publication, [row.sql for row in mine.values()])
+    now = read_rows(connection, publication)
+    done = {table for table, row in mine.items() if row.sql not in failed and table in now}
+    return {table: now[table].oid for table in done}, failed
 
 
 def _number(connection: Connection, query: str) -> int:

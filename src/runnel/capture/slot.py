@@ -19,6 +19,7 @@ from ..errors import RunnelError, Transient
 from ..postgres.connect import Connection, connect, parse_url
 from ..postgres.lsn import Lsn
 from ..redaction import redact
+from .settling import horizon, oldest_running
 from .start import SlotFacts
 
 Say = Callable[[str], None]
@@ -134,14 +135,8 @@ def wait_for_running(connection: Connection, say: Say) -> None:
     before it was published would be missing from it, though it commits after us.
     """
     reports = _Reports(connection, say, "newly published tables are complete once it has ended")
-    row = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8").fetchone()
-    assert row is not None  # noqa: S101 - one row always
-    while True:
-        over = connection.execute(
-            "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::int8 >= %s", [row[0]]
-        ).fetchone()
-        if over is not None and over[0]:
-            return
+    bound = horizon(connection)
+    while oldest_running(connection) < bound:
         reports.waiting(None)
         time.sleep(0.1)
 

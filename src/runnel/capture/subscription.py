@@ -30,7 +30,7 @@ from ..postgres.connect import Connection, connect
 from ..postgres.lsn import Lsn
 from ..postgres.patterns import TablePatterns
 from ..progress.records import Subscription
-from ..progress.state import CAPTURE, State
+from ..progress.state import State
 from . import membership
 from .membership import Membership
 from .publication import (
@@ -40,11 +40,19 @@ from .publication import (
     options,
     read_publication,
 )
-from .settling import compare, read_rows, settle, were_out
+from .settling import (
+    alone,
+    compare,
+    horizon,
+    not_renewed,
+    oldest_running,
+    read_rows,
+    settle,
+    were_out,
+)
 from .slot import (
     Say,
     create_slot,
-    drop_slot,
     make_failover,
     read_slot,
     slot_exists,
@@ -66,7 +74,9 @@ class Wanted:
     failover: bool = False
     accept_server: bool = False
     mend: bool = True
-    """Set right a publication that somebody altered, and go on without what it left out meanwhile."""
+    """As a user asks for it: set right a publication that somebody altered, and go on without what it left
+    out meanwhile; refuse what a table that is captured has come to lack; wait for open transactions. The
+    implied one of `run` does not: nothing is captured before it ends."""
 
 
 @dataclass(slots=True)
@@ -92,59 +102,14 @@ def init(url: str, state: State, wanted: Wanted, say: Say) -> Outcome:
     patterns = TablePatterns(wanted.tables)
     with connect(url, f"runnel {wanted.name} init") as source:
         server = _primary(catalog.server(source))
-        membership.require_grantable(catalog.tables(source), patterns)
+        members = () if wanted.mend else read_rows(source, wanted.name).keys()
+        membership.require_grantable(catalog.tables(source), patterns, members)
         state.install()
-        with state.only_one("init", f"init of {wanted.name!r}"):
+        with alone(state):
             subscription = state.subscription()
             if subscription is not None and subscription.complete:
                 return _adopt(url, source, state, subscription, server, wanted, patterns, say)
             return _create(url, source, state, subscription, server, wanted, patterns, say)
-
-
-def destroy(url: str, state: State, name: str, say: Say, *, force: bool = False) -> None:
-    """Remove slot, publication, rows, and the schema with the last subscription. May be repeated. `force`:
-    also what this state does not know, which may be another installation's."""
-    with connect(url, f"runnel {name} destroy") as source:
-        subscription = state.subscription()
-        for who in (CAPTURE, *state.pipelines()) if subscription is not None else ():
-            owner = state.owner(who)
-            if owner is not None:
-                raise Refused(f"{who} of {name!r} is running: {owner}", hint="stop it, then runnel destroy")
-        bound = _publication_id(source, name)
-        ids = {subscription.id} if subscription is not None else set()
-        if isinstance(bound, uuid.UUID):
-            if bound not in ids and not force:
-                raise _unknown(name, bound, state)
-            ids.add(bound)
-        # the slot first: nothing else of ours can fill the server's disk
-        for id_ in ids:
-            slot = slot_name(name, id_)
-            if drop_slot(source, slot):
-                say(f"slot {slot} dropped")
-            failpoint("destroy.slot")
-        if bound is None:
-            pass
-        elif bound == "foreign":
-            say(f"publication {name} is not Runnel's: left as it is")
-        else:
-            source.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
-            say(f"publication {name} dropped")
-        failpoint("destroy.publication")
-        if subscription is None and bound is None:
-            say(f"there is no subscription {name}")
-        gone = state.uninstall()
-        if subscription is not None:
-            say("schema runnel dropped" if gone else f"state of {name} removed; other subscriptions stay")
-
-
-def _unknown(name: str, bound: uuid.UUID, state: State) -> Refused:
-    slot = slot_name(name, bound)
-    return Refused(
-        f"publication {name!r} with slot {slot!r} is of a subscription that the state in database"
-        f" {state.connection.info.dbname!r} does not know: another installation's may go on with it",
-        hint="give the state.url it was made with; if it is nobody's: runnel destroy --force, or"
-        f" SELECT pg_drop_replication_slot('{slot}'); DROP PUBLICATION \"{name}\"",
-    )
 
 
 def slot_name(name: str, id_: uuid.UUID) -> str:
@@ -167,7 +132,7 @@ def _create(
     say: Say,
 ) -> Outcome:
     name, notes = wanted.name, []
-    bound = _publication_id(source, name)
+    bound = publication_id(source, name)
     if bound == "foreign":
         raise Refused(
             f"publication {name!r} exists and is not Runnel's",
@@ -191,6 +156,7 @@ def _create(
         noted = state.create_subscription(
             id_, slot_name(name, id_), name, server.system_id, server.timeline
         )
+    state.note_tables(wanted.tables)
     failpoint("init.noted")
     report = _publish(source, noted, patterns)
     failpoint("init.published")
@@ -203,7 +169,7 @@ def _create(
     if wanted.failover and (made is None or not made.failover):
         notes.append(make_failover(url, noted.slot))
     failpoint("init.slot")
-    _settle(source, state, noted, report, say, waited=not existed)
+    notes += _settle(source, state, noted, report, say, waited=not existed)
     state.complete_subscription(consistent, wanted.pipelines)
     say(f"slot {noted.slot} begins at {consistent}")
     return Outcome(state.known(), report, slot is None, dict.fromkeys(wanted.pipelines, consistent), notes)
@@ -284,6 +250,7 @@ def _adopt(
             f"publication {name} had been altered: it {did}; it is set right again, what happened in"
             " between was not captured as it should have been"
         )
+    state.note_tables(wanted.tables)
     report = membership.reconcile(source, name, patterns, lock_timeout="60s")
     _all_published(report)
     if report.added:
@@ -291,7 +258,7 @@ def _adopt(
     if report.dropped:
         say(f"publication {name}: dropped {', '.join(report.dropped)}")
     mended = {member.oid for member in published.narrowed}
-    notes += _settle(source, state, state.known(), report, say, told=mended)
+    notes += _settle(source, state, state.known(), report, say, told=mended, wait=wanted.mend)
     joined = {
         pipeline: state.join(pipeline, partial(catalog.current_lsn, source))
         for pipeline in wanted.pipelines
@@ -308,22 +275,32 @@ def _settle(
     say: Say,
     *,
     waited: bool = False,
+    wait: bool = True,
     told: Collection[int] = (),
 ) -> list[str]:
     """Whatever is in the publication counts from here on (see settling.py). `waited`: for all that ran when
-    the last table joined. `told`: tables known to have been out. Gives what the user must know."""
+    the last table joined. Without `wait`, while something runs, what joined is left to capture. `told`:
+    tables known to have been out. Gives what the user must know."""
     name = subscription.publication
     now, found = read_rows(source, name), read_publication(source, name)
     assert found is not None  # noqa: S101 - made or checked above
     difference = compare(subscription.members, now, (table.oid for table in report.tables))
-    if waited:
-        settled = {table: row.oid for table, row in difference.fresh.items()}
-    else:
-        if difference.fresh:
+    settled = {table: row.oid for table, row in difference.fresh.items()}
+    failed: dict[str, str] = {}
+    if not waited:
+        fresh = difference.fresh
+        if fresh and wait:
             wait_for_running(source, say)
-        settled = settle(source, name, difference.fresh)
+        elif fresh and oldest_running(source) < horizon(source):
+            names = ", ".join(row.sql for row in fresh.values())
+            say(f"{names}: complete once the transactions that are open now have ended")
+            fresh = {}
+        settled, failed = settle(source, name, fresh)
     state.note_members(found.oid, settled, difference.gone)
-    return [were_out(row, name) for table, row in difference.returned.items() if table not in told]
+    out = [t for t in difference.returned if t in settled and t not in told]
+    return [were_out(now[table], name) for table in out] + [
+        not_renewed(table, why) for table, why in failed.items()
+    ]
 
 
 def _accept_promotion(url: str, state: State, subscription: Subscription, server: Server) -> str:
@@ -375,7 +352,7 @@ def _all_published(report: Membership) -> None:
             )
 
 
-def _publication_id(source: Connection, name: str) -> uuid.UUID | str | None:
+def publication_id(source: Connection, name: str) -> uuid.UUID | str | None:
     """The uuid in its comment; "foreign": there is one without; None: there is none."""
     found = read_publication(source, name)
     return None if found is None else found.id or "foreign"

@@ -2,8 +2,9 @@
 
 A thread with a connection of its own: adding a table may wait for a lock, and the stream must not.
 What must hold: a failure here is said and tried again; it never stops capture. A publication that is
-not as it should be is left alone: capture's own look refuses it. What joined, by whomever, is settled
-and noted (see settling.py).
+not as it should be is left alone: capture's own look refuses it. So is one that `init` made for other
+patterns than this capture has: what it published is not for an older configuration to take out. What
+joined, by whomever, is settled and noted (see settling.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..postgres import catalog
 from ..postgres.connect import SILENCE, Connection, connect
 from ..postgres.lsn import Lsn
 from ..postgres.patterns import TablePatterns
+from ..progress.owners import AlreadyRunning
 from ..progress.records import Subscription
 from ..progress.state import State
 from . import membership
@@ -27,8 +29,10 @@ from .publication import read_publication
 from .settling import (
     Difference,
     Row,
+    alone,
     compare,
     horizon,
+    not_renewed,
     oldest_running,
     poisons,
     read_rows,
@@ -40,6 +44,14 @@ _log = logging.getLogger(__name__)
 
 _SETTLING = 0.5
 """Seconds between looks while transactions are waited for."""
+_PATIENCE = 5.0
+"""Seconds to wait for an `init` that is at the tables; it may be long, and the next look comes."""
+
+OTHER_TABLES = (
+    "source.tables was changed: `runnel init` made the publication follow other patterns than this capture"
+    " has, which leaves it as it is (restart capture with the new configuration; if its own is the newer:"
+    " runnel init)"
+)
 
 
 class TableKeeper:
@@ -60,6 +72,7 @@ class TableKeeper:
         self._state = state
         self._publication = subscription.publication
         self._subscription = subscription
+        self._tables = frozenset(tables)
         self._patterns = TablePatterns(tables)
         self._interval = interval
         self._stop = threading.Event()
@@ -80,6 +93,8 @@ class TableKeeper:
         while not self._stop.is_set():
             try:
                 self._look()
+            except AlreadyRunning as error:
+                _log.debug("tables are left to the next look: %s", error)
             except (psycopg.Error, RunnelError) as error:
                 if not self._stop.is_set():
                     _log.warning("tables could not be looked at: %s", error)
@@ -93,10 +108,16 @@ class TableKeeper:
             found = read_publication(connection, self._publication)
             if found is None or found.id != self._subscription.id or found.altered:
                 return
-            report = membership.reconcile(connection, self._publication, self._patterns)
-            now = read_rows(connection, self._publication)
-            noted = self._state.known()
-            difference = compare(noted.members, now, (table.oid for table in report.tables))
+            with alone(self._state, wait=_PATIENCE):
+                noted = self._state.known()
+                if noted.tables not in (None, self._tables):
+                    self._say(OTHER_TABLES)
+                    return
+                report = membership.reconcile(connection, self._publication, self._patterns)
+                now = read_rows(connection, self._publication)
+                difference = compare(noted.members, now, (table.oid for table in report.tables))
+                if difference.gone:
+                    self._state.note_members(noted.publication_oid, {}, difference.gone)
             self._tell(report, difference)
             self._left |= self._members if poisons(connection.info.server_version) else {}
             self._left = {table: row for table, row in self._left.items() if table not in now}
@@ -111,15 +132,18 @@ class TableKeeper:
             if (table, row.oid) not in self._horizons:
                 _log.warning("%s", were_out(row, self._publication))
         for problem in report.problems():
-            sentence = f"{problem.label}: {problem.reason}"
-            if sentence not in self._said:
-                _log.warning("%s%s", sentence, f" ({problem.remedy})" if problem.remedy else "")
-                self._said.add(sentence)
+            self._say(
+                f"{problem.label}: {problem.reason}" + (f" ({problem.remedy})" if problem.remedy else "")
+            )
+
+    def _say(self, sentence: str) -> None:
+        """Once."""
+        if sentence not in self._said:
+            _log.warning("%s", sentence)
+            self._said.add(sentence)
 
     def _settle(self, connection: Connection, publication: int | None, difference: Difference) -> None:
         """As far as it comes before the next look."""
-        if difference.gone:
-            self._state.note_members(publication, {}, difference.gone)
         waiting = difference.fresh | self._left
         deadline = time.monotonic() + (self._interval or float("inf"))
         bound = horizon(connection) if waiting else 0
@@ -131,12 +155,19 @@ class TableKeeper:
             ready = {t: row for t, row in waiting.items() if self._horizons[t, row.oid] <= over}
             fresh = {table: row for table, row in ready.items() if table in difference.fresh}
             if fresh:
-                settled = settle(connection, self._publication, fresh)
-                self._state.note_members(publication, settled)
-                self._members |= {table: Row(oid, fresh[table].sql) for table, oid in settled.items()}
+                self._note(connection, publication, fresh)
             if self._left.keys() & ready.keys():
                 self.left = catalog.current_lsn(connection)
                 self._left = {table: row for table, row in self._left.items() if table not in ready}
             waiting = {table: row for table, row in waiting.items() if table not in ready}
             if waiting:
                 self._stop.wait(_SETTLING)
+
+    def _note(self, connection: Connection, publication: int | None, fresh: dict[int, Row]) -> None:
+        """What cannot be settled now is left to the next look."""
+        with alone(self._state, wait=_PATIENCE):
+            settled, failed = settle(connection, self._publication, fresh)
+            self._state.note_members(publication, settled)
+        self._members |= {table: Row(oid, fresh[table].sql) for table, oid in settled.items()}
+        for table, why in failed.items():
+            self._say(not_renewed(table, why))

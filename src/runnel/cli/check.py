@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from ..capture.membership import TORN, torn, torn_remedy, wanted
-from ..capture.publication import read_publication
-from ..errors import RunnelError
+from ..capture.publication import check_publication, read_publication
+from ..capture.slot import read_slot
+from ..errors import Refused, RunnelError
 from ..postgres import catalog
 from ..postgres.connect import Connection, connect
 from ..postgres.patterns import TablePatterns
@@ -25,6 +26,7 @@ from ..postgres.preflight import (
     server_findings,
     table_findings,
 )
+from ..progress.records import Subscription
 from ..progress.state import State
 from .invocation import invocation
 from .terminal import console
@@ -54,7 +56,8 @@ def check(
 
 def _findings(config: Config) -> Iterator[Finding]:
     name = config.source.name
-    slot, finding = _state(config)
+    subscription, finding = _state(config)
+    slot = None if subscription is None else subscription.slot
     with connect(config.source_url, f"runnel {name} check") as source:
         here = config.state_url == config.source_url
         needs = Needs(name, slot, config.source.failover, here, config.source.messages)
@@ -62,7 +65,7 @@ def _findings(config: Config) -> Iterator[Finding]:
         yield replication_finding(config.source_url)
         if finding is not None:
             yield finding
-        yield from _publication(source, name)
+        yield from _publication(source, name, subscription)
         patterns = TablePatterns(config.source.tables)
         found = catalog.tables(source)
         missing = [
@@ -74,8 +77,17 @@ def _findings(config: Config) -> Iterator[Finding]:
             yield Finding(Level.BLOCK, leaf.label, f"excluded, but {TORN}", remedy)
 
 
-def _publication(source: Connection, name: str) -> Iterator[Finding]:
+def _publication(source: Connection, name: str, subscription: Subscription | None) -> Iterator[Finding]:
+    """What capture would refuse."""
     found = read_publication(source, name)
+    if subscription is not None and subscription.complete:
+        slot = read_slot(source, subscription.slot)
+        since = subscription.consistent_lsn if slot is None else slot.confirmed
+        try:
+            check_publication(subscription, found, since, may_be_altered=True)
+        except Refused as error:
+            yield Finding(Level.BLOCK, "publication", error.message, f"-- {error.hint}")
+            return
     if found is None or found.id is None:
         return
     for deviation in found.deviations():
@@ -87,18 +99,20 @@ def _publication(source: Connection, name: str) -> Iterator[Finding]:
         )
 
 
-def _state(config: Config) -> tuple[str | None, Finding | None]:
-    """The slot that Runnel's own tables know, and what is to be said of a state kept elsewhere."""
+def _state(config: Config) -> tuple[Subscription | None, Finding | None]:
+    """What Runnel's own tables know, and what is to be said of them or of a state kept elsewhere."""
     apart = config.state_url != config.source_url
     try:
         with State.connect(config.state_url, config.source.name) as state:
             subscription = state.subscription()
+    except Refused as error:
+        return None, Finding(Level.BLOCK, "state", error.message, f"-- {error.hint}")
     except RunnelError as error:
         if not apart:
             raise
         return None, Finding(Level.BLOCK, "state.url", f"{error.message} ({error.hint})")
     finding = Finding(Level.OK, "state.url", "reached") if apart else None
-    return None if subscription is None else subscription.slot, finding
+    return subscription, finding
 
 
 def _show(findings: list[Finding]) -> None:

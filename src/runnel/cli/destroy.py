@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ..capture import subscription
+from ..capture.removal import destroy as remove
 from ..capture.slot import slot_exists
 from ..config import Config
 from ..log import open_log
@@ -35,8 +35,9 @@ def destroy(
     config = invocation(ctx).load()
     name = config.source.name
     with State.connect(config.state_url, name) as state:
+        state.migrate()
         known = state.subscription()
-        subscription.destroy(config.source_url, state, name, typer.echo, force=force)
+        remove(config.source_url, state, name, typer.echo, force=force)
     # a log of this subscription is of no use any more, and another one may not go on in it
     log = open_log(config.log.path, config.log.settings())
     lineage = log.lineage()

@@ -33,6 +33,8 @@ class Subscription:
     """None: not noted yet."""
     members: dict[int, int] = field(default_factory=dict)
     """Oid of a table whose changes are captured → oid of its row in pg_publication_rel."""
+    tables: frozenset[str] | None = None
+    """The patterns that `init` last made the publication follow. None: not noted yet."""
 
     @property
     def complete(self) -> bool:

@@ -118,6 +118,11 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     COMMENT ON COLUMN runnel.subscription.members IS
         'for the oid of each table whose changes are captured the oid of its row in pg_publication_rel';
     """,
+    """
+    ALTER TABLE runnel.subscription ADD tables jsonb;
+    COMMENT ON COLUMN runnel.subscription.tables IS
+        'the patterns that the publication was last made to follow by init; null: not noted yet';
+    """,
 )
 
 

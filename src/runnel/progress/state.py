@@ -71,14 +71,27 @@ class State:
     # the schema
 
     def installed(self) -> bool:
+        """Refused if it is of another version: whatever is read of it then would be taken for missing."""
         with self._lock:
             version = schema.version(self.connection)
             schema.check_version(version)
-            return version == len(schema.MIGRATIONS)
+            if version is not None and version < len(schema.MIGRATIONS):
+                raise Refused(
+                    f"schema {schema.SCHEMA} has version {version}, of an earlier Runnel; this one needs"
+                    f" {len(schema.MIGRATIONS)}",
+                    hint="runnel init (or runnel run) brings it up",
+                )
+            return version is not None
 
     def install(self) -> None:
         with self._lock:
             schema.install(self.connection)
+
+    def migrate(self) -> None:
+        """Bring up what is there to this version; where nothing is, nothing is made."""
+        with self._lock:
+            if schema.version(self.connection) is not None:
+                schema.install(self.connection)
 
     def uninstall(self) -> bool:
         """Forget this subscription; drop the schema with the last one. True: nothing is left."""
@@ -131,6 +144,12 @@ class State:
         seen later means that the table was out in between."""
         with self._lock:
             subscriptions.note_members(self.connection, self.name, publication_oid, settled, gone)
+
+    def note_tables(self, patterns: Iterable[str]) -> None:
+        """By `init`, before it changes the publication: the patterns that decide from now on what is in
+        it. A capture that runs with others leaves it alone."""
+        with self._lock:
+            subscriptions.note_tables(self.connection, self.name, patterns)
 
     def record_quiet(self, begin: Lsn, end: Lsn) -> None:
         """By capture, when it stops: it confirms `end` though a position is still at `begin`, because the

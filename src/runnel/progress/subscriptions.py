@@ -17,14 +17,14 @@ def read(connection: Connection, name: str) -> Subscription | None:
     row = connection.execute(
         "SELECT name, id, slot, publication, system_id, timeline, consistent_lsn::text, epoch,"
         " former, state, error, detail, quiet_from::text, quiet_to::text,"
-        " publication_oid, members"
+        " publication_oid, members, tables"
         " FROM runnel.subscription WHERE name = %s",
         [name],
     ).fetchone()
     if row is None:
         return None
     name, id_, slot, publication, system_id, timeline, lsn, epoch, former, *words = row
-    begin, end, oid, members = words[3:]
+    begin, end, oid, members, tables = words[3:]
     return Subscription(
         name,
         id_,
@@ -40,6 +40,7 @@ def read(connection: Connection, name: str) -> Subscription | None:
         (Lsn.parse(begin), Lsn.parse(end)) if begin and end else None,
         oid,
         {int(table): int(row) for table, row in members.items()},
+        None if tables is None else frozenset(tables),
     )
 
 
@@ -74,6 +75,14 @@ def note_members(
         "UPDATE runnel.subscription SET publication_oid = %s, members = (members - %s::text[]) || %s"
         " WHERE name = %s",
         [oid, [str(table) for table in gone], Jsonb({str(t): row for t, row in settled.items()}), name],
+    )
+
+
+def note_tables(connection: Connection, name: str, patterns: Iterable[str]) -> None:
+    connection.execute(
+        "UPDATE runnel.subscription SET tables = %(tables)s"
+        " WHERE name = %(name)s AND tables IS DISTINCT FROM %(tables)s",
+        {"tables": Jsonb(sorted(set(patterns))), "name": name},
     )
 
 

@@ -12,9 +12,11 @@ import psycopg
 import pytest
 
 from conftest import RunnelCli
+from runnel.capture import settling
 from runnel.capture.stream import ReplicationStream
 from runnel.capture.subscription import Outcome, Wanted, init
 from runnel.errors import Refused, RunnelError
+from runnel.progress import schema
 from runnel.progress.state import State
 from servers import await_condition
 
@@ -63,9 +65,10 @@ def test_a_publication_altered_to_publish_something_else_is_refused_until_init_m
     assert make(url, state, mend=False).notes == []
 
 
-def test_a_publication_made_anew_with_the_same_comment_is_refused(
-    url: str, state: State, connect: Connect
+def test_a_publication_made_anew_with_the_same_comment_is_refused_and_shown_by_check(
+    url: str, state: State, connect: Connect, runnel_cli: RunnelCli
 ) -> None:
+    runnel_cli.config(f"source: {{url: '{url}', name: shop}}\n")
     user = connect()
     user.execute("CREATE TABLE t (id int PRIMARY KEY)")
     comment = f"runnel subscription {make(url, state).subscription.id}"
@@ -74,6 +77,30 @@ def test_a_publication_made_anew_with_the_same_comment_is_refused(
     user.execute(f"COMMENT ON PUBLICATION shop IS '{comment}'".encode())
     with pytest.raises(Refused, match="made anew"):
         make(url, state)
+    assert "publication 'shop' was made anew by somebody else" in _unfolded(
+        runnel_cli.run("check", expect=1).stdout
+    )
+    user.execute("DROP PUBLICATION shop")
+    assert "publication 'shop' does not exist any more" in _unfolded(
+        runnel_cli.run("check", expect=1).stdout
+    )
+
+
+def test_after_an_upgrade_of_runnel_capture_says_that_the_state_is_of_the_earlier_one(
+    url: str, state: State, runnel_cli: RunnelCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runnel_cli.config(
+        f"source: {{url: '{url}', name: shop}}\npipelines:\n  copy: {{sink: {{type: files, path: out}}}}\n"
+    )
+    with monkeypatch.context() as earlier:
+        earlier.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
+        state.install()
+    said = "schema runnel has version 2, of an earlier Runnel"
+    done = runnel_cli.run("capture", expect=1).stderr
+    assert said in done
+    assert "runnel init" in done
+    assert said in _unfolded(runnel_cli.run("check", expect=1).stdout)
+    assert "there is no subscription shop" in runnel_cli.run("destroy").stdout
 
 
 def test_on_an_accepted_server_the_publication_counts_as_it_is_there(
@@ -109,7 +136,7 @@ def test_a_table_that_was_out_of_the_publication_meanwhile_is_named(
     notes = make(url, state).notes
     assert len(notes) == 1
     assert "public.kept was taken out" in notes[0]
-    assert "changes of it in between were not captured" in notes[0]
+    assert "changes of it in between, if any, were not captured" in notes[0]
     assert make(url, state).notes == []
 
 
@@ -162,6 +189,52 @@ def test_init_waits_for_transactions_of_before_a_table_joined_whoever_published_
     assert ended, "what the open transaction wrote before the table joined is missing"
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+def test_the_implied_init_waits_for_nobody_and_leaves_the_table_to_capture(
+    prepared: bool, url: str, state: State, connect: Connect
+) -> None:
+    busy, user = connect(), connect()
+    make(url, state)
+    user.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    busy.execute("BEGIN")
+    busy.execute("INSERT INTO t VALUES (1)")
+    if prepared:
+        busy.execute("PREPARE TRANSACTION 'orphan'")
+    said: list[str] = []
+    wanted = Wanted("shop", ("*.*",), ("copy",), mend=False)
+    outcome = init(url, state, wanted, said.append)
+    assert outcome.membership.added == ["public.t"]
+    assert said[1:] == ["public.t: complete once the transactions that are open now have ended"]
+    assert state.known().members == {}
+    init(url, state, wanted, said.append)  # a restart
+    assert state.known().members == {}
+    busy.execute("ROLLBACK PREPARED 'orphan'" if prepared else "ROLLBACK")
+    await_condition(lambda: init(url, state, wanted, quiet) and state.known().members)
+
+
+@pytest.mark.parametrize("mend", [True, False])
+def test_one_table_that_cannot_be_taken_out_and_in_again_is_named_and_keeps_no_other_back(
+    mend: bool, url: str, state: State, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "poisons", lambda _: True)
+    user, vacuum = connect(), connect()
+    for name in ("a", "locked", "z"):
+        user.execute(f"CREATE TABLE {name} (id int PRIMARY KEY)".encode())
+    make(url, state)
+    user.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    state.connection.execute("UPDATE runnel.subscription SET members = '{}'")  # found un-noted
+    vacuum.execute("BEGIN")
+    vacuum.execute("LOCK TABLE locked IN SHARE UPDATE EXCLUSIVE MODE")
+    notes = make(url, state, mend=mend).notes
+    assert len(notes) == 1
+    assert notes[0].startswith("public.locked could not be taken out of the publication and in again")
+    assert "locked by somebody else" in notes[0]
+    assert len(state.known().members) == 3
+    vacuum.execute("COMMIT")
+    assert make(url, state, mend=mend).notes == []
+    assert len(state.known().members) == 4
+
+
 PARTITIONED = [
     "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
     "CREATE TABLE p_open PARTITION OF p FOR VALUES FROM (0) TO (10)",
@@ -190,6 +263,33 @@ def test_an_excluded_partition_of_a_captured_table_is_refused_and_shown(
     assert "'!public.p'" in caught.value.hint
 
 
+def test_what_came_over_a_captured_table_is_reported_by_the_implied_init_and_refused_by_init(
+    url: str, state: State, connect: Connect
+) -> None:
+    user = connect()
+    for statement in PARTITIONED:
+        user.execute(statement.encode())
+    patterns = ["public.*", "!public.*_old"]
+    user.execute("CREATE TABLE e (id int) PARTITION BY RANGE (id)")
+    user.execute("CREATE TABLE e_1 PARTITION OF e FOR VALUES FROM (0) TO (10)")
+    user.execute("ALTER TABLE e REPLICA IDENTITY FULL")
+    user.execute("ALTER TABLE e_1 REPLICA IDENTITY FULL")
+    make(url, state, *patterns, "public.e")
+    user.execute("ALTER TABLE p_open RENAME TO p_old")
+    user.execute("CREATE TABLE e_2 PARTITION OF e FOR VALUES FROM (10) TO (20)")
+    problems = make(url, state, *patterns, "public.e", mend=False).membership.problems()
+    assert [(problem.label, problem.published) for problem in problems] == [
+        ("public.e", True),
+        ("public.p", True),
+    ]
+    for wish in ([*patterns, "public.e"], patterns, ["public.e"]):
+        with pytest.raises(RunnelError, match="cannot publish"):
+            make(url, state, *wish)
+    user.execute("CREATE TABLE fresh (id int)")
+    with pytest.raises(RunnelError, match=r"public\.fresh"):
+        make(url, state, *patterns, "public.e", "public.fresh", mend=False)
+
+
 def test_partitions_are_out_with_their_excluded_root_unless_named(
     url: str, state: State, connect: Connect
 ) -> None:
@@ -201,8 +301,10 @@ def test_partitions_are_out_with_their_excluded_root_unless_named(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("command", "code"), [("init", 130), ("run", 0)])
-@pytest.mark.parametrize("waits", ["for the slot", "for a table that joined"])
+@pytest.mark.parametrize(
+    ("command", "code", "waits"),
+    [("init", 130, "for the slot"), ("init", 130, "for a table that joined"), ("run", 0, "for the slot")],
+)
 def test_a_signal_ends_an_init_that_waits_for_a_transaction(
     runnel_cli: RunnelCli,
     url: str,

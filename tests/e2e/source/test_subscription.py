@@ -11,15 +11,17 @@ import psycopg
 import pytest
 
 from runnel.capture import membership
+from runnel.capture.removal import destroy
 from runnel.capture.slot import read_slot
 from runnel.capture.stream import ReplicationStream
-from runnel.capture.subscription import Outcome, Wanted, destroy, init
+from runnel.capture.subscription import Outcome, Wanted, init
 from runnel.demo.server import Server
 from runnel.errors import Refused, RunnelError
 from runnel.postgres import catalog
 from runnel.postgres.connect import connect as open_connection
 from runnel.postgres.lsn import Lsn
 from runnel.postgres.patterns import TablePatterns
+from runnel.progress import schema
 from runnel.progress.state import State
 from servers import Database
 
@@ -620,6 +622,43 @@ def test_destroy_leaves_a_subscription_that_the_state_does_not_know_unless_force
         make(url, state)  # nothing is lost
         destroy(url, apart, "shop", quiet, force=True)
     assert leftovers(connect()) == ["schema runnel"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_destroy_removes_what_is_its_own_and_leaves_a_publication_that_another_installation_made(
+    force: bool, url: str, state: State, server: Server, connect: Connect
+) -> None:
+    user = connect()
+    ours = make(url, state).subscription
+    user.execute("DROP PUBLICATION shop")
+    with State.connect(server.url(), "shop") as apart:
+        theirs = make(url, apart).subscription
+        said: list[str] = []
+        destroy(url, state, "shop", said.append, force=force)
+        assert f"slot {ours.slot} dropped" in said
+        assert f"publication shop is of another subscription, {theirs.id}: left as it is" in said
+        assert "schema runnel dropped" in said
+        assert make(url, apart).subscription.slot == theirs.slot  # it goes on
+        destroy(url, apart, "shop", quiet)
+    assert leftovers(user) == []
+
+
+def test_a_state_of_an_earlier_version_is_said_as_such_and_destroyed_all_the_same(
+    url: str, state: State, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = schema.MIGRATIONS
+    with monkeypatch.context() as earlier:
+        earlier.setattr(schema, "MIGRATIONS", steps[:2])
+        state.install()
+    state.connection.execute(
+        "INSERT INTO runnel.subscription (name, id, slot, publication, system_id, timeline)"
+        " VALUES ('shop', gen_random_uuid(), 'shop_00000000', 'shop', '7', 1)"
+    )
+    with pytest.raises(Refused, match=f"has version 2.*needs {len(steps)}") as caught:
+        state.subscription()
+    assert "runnel init" in caught.value.hint
+    destroy(url, state, "shop", quiet)
+    assert leftovers(connect()) == []
 
 
 def test_what_somebody_else_keeps_in_schema_runnel_stays(url: str, state: State, connect: Connect) -> None:
