@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+import re
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -17,6 +18,11 @@ from .invocation import invocation
 from .known import PipelineName, known_state
 from .terminal import console
 
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..progress.state import State
+
+_OP = re.compile(r'\{"op":"(\w+)"')
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Pipeline = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="Only of this pipeline.")]
@@ -44,21 +50,22 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """List letters: when, which change, why."""
-    with known_state(invocation(ctx).load()) as state:
+    config = invocation(ctx).load()
+    with known_state(config) as state:
+        _known(pipeline, config, state)
         found = state.letters(pipeline, table=table, key=key, limit=None if as_json else limit + 1)
     if as_json:
         for letter in found:
             typer.echo(json.dumps(_plain(letter), ensure_ascii=False))
         return
     if not found:
-        typer.echo("no dead letters")
+        typer.echo("no dead letters" + _of(pipeline, table, key))
         return
     grid = Grid(box=None, pad_edge=False)
-    for column in ("pipeline", "letter", "table", "key", "reason"):
-        grid.add_column(column, overflow="fold")
+    for column in ("pipeline", "stored", "letter", "op", "table", "key", "reason"):
+        grid.add_column(column, overflow="fold", no_wrap=column in ("stored", "letter", "op"))
     for letter in found[:limit]:
-        cells = (letter.pipeline, _name(letter), letter.table, letter.key or "-", letter.reason)
-        grid.add_row(*map(escape, cells))
+        grid.add_row(*map(escape, _cells(letter)))
     console().print(grid)
     if len(found) > limit:
         typer.echo("… and more: --limit, or --json for all of them", err=True)
@@ -68,7 +75,9 @@ def list_letters(
 def show(ctx: typer.Context, pipeline: PipelineName, letter: At) -> None:
     """Show one letter whole: the change in Runnel's JSON, and the reason."""
     lsn, seq = _parse(letter)
-    with known_state(invocation(ctx).load()) as state:
+    config = invocation(ctx).load()
+    with known_state(config) as state:
+        _known(pipeline, config, state)
         found = [x for x in state.letters(pipeline) if (x.lsn, x.seq) == (lsn, seq)]
     if not found:
         raise UsageError(f"pipeline {pipeline!r} has no letter {letter}", hint="runnel dead-letters list")
@@ -122,10 +131,40 @@ def drop(
     """Forget letters for good; keys without letters are delivered again from then on."""
     if not (letter or table or key or everything):
         raise UsageError("which letters?", hint="name one (LSN:SEQ), --table, --key, or --all")
-    with known_state(invocation(ctx).load()) as state:
+    config = invocation(ctx).load()
+    with known_state(config) as state:
+        _known(pipeline, config, state)
         at = [_parse(letter)] if letter else None
         count = state.drop_letters(pipeline, table=table, key=key, at=at)
     typer.echo(f"{count} letters dropped")
+
+
+def _known(pipeline: str | None, config: Config, state: State) -> None:
+    """The configured ones, those started without a file, and those whose letters were kept."""
+    known = dict.fromkeys((*config.pipelines, *state.pipelines(), *state.letter_counts()))
+    if pipeline is not None and pipeline not in known:
+        raise UsageError(
+            f"there is no pipeline {pipeline!r}", hint=f"pipelines: {', '.join(known) or 'none'}"
+        )
+
+
+def _of(pipeline: str | None, table: str | None, key: str | None) -> str:
+    """What was asked for: a word in it may be misspelt."""
+    named = (("pipeline", pipeline), ("table", table), ("key", key))
+    return ",".join(f" of {what} {value}" for what, value in named if value is not None)
+
+
+def _cells(letter: Letter) -> tuple[str, ...]:
+    op = _OP.match(letter.change)
+    return (
+        letter.pipeline,
+        f"{letter.stored_at:%F %T}Z",
+        _name(letter),
+        op[1] if op else "-",
+        letter.table or "-",
+        letter.key or "-",
+        letter.reason,
+    )
 
 
 def _name(letter: Letter) -> str:
