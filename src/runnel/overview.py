@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .config import Config
 
 
+FROM_FLAGS = "runnel"
+"""The pipeline of `runnel run --sink`."""
+
+
 @dataclass(slots=True)
 class Overview:
     source: dict[str, Any]
@@ -200,7 +204,8 @@ def _notes(
                 + ("" if alive[name] else f" → run it, or runnel remove {name}")
             )
         if name not in config.pipelines:
-            notes.append(f"pipeline {name} is not configured and holds the slot → runnel remove {name}")
+            if not alive[name]:
+                notes.append(_unconfigured(name, alone=len(rows) == 1))
         elif row.paused:
             notes.append(f"pipeline {name} is paused and holds the slot → runnel resume {name}")
         elif not alive[name] and any(alive.values()):
@@ -214,6 +219,15 @@ def _notes(
         if shown["dead_letters"]
     ]
     return notes
+
+
+def _unconfigured(name: str, *, alone: bool) -> str:
+    if name == FROM_FLAGS:
+        away = "runnel destroy" if alone else f"runnel remove {name}"
+        return (
+            f"pipeline {name} was started without a file and holds the slot → start it so again, or {away}"
+        )
+    return f"pipeline {name} is not configured and holds the slot → runnel remove {name}"
 
 
 def _text(lsn: Lsn | None) -> str | None:
