@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 
+from ..redaction import without
 from . import catalog
 from .catalog import Server, Table
 from .connect import Connection, parse_url
@@ -72,8 +73,7 @@ def replication_finding(url: str) -> Finding:
             connection.execute("IDENTIFY_SYSTEM")
     except psycopg.Error as error:
         text = " ".join(str(error).split())
-        password = parse_url(url).get("password")
-        text = text.replace(password, "***") if password else text
+        text = without(text, str(parse_url(url).get("password") or ""))
         return Finding(
             Level.BLOCK,
             subject,
