@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .capture import membership
 from .capture.slot import read_slot
 from .capture.start import SlotFacts
-from .errors import RunnelError
+from .errors import RunnelError, counted
 from .log.api import ChangeLog
 from .postgres import catalog
 from .postgres.connect import Connection, connect
@@ -214,7 +214,8 @@ def _notes(
             )
     notes += [f"pipeline {p} is not known yet → runnel init" for p in config.pipelines if p not in rows]
     notes += [
-        f"pipeline {name} has {shown['dead_letters']} dead letters → runnel dead-letters list {name}"
+        f"pipeline {name} has {counted(shown['dead_letters'], 'dead letter')}"
+        f" → runnel dead-letters list {name}"
         for name, shown in out.pipelines.items()
         if shown["dead_letters"]
     ]

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from ..errors import RunnelError, UsageError
+from ..errors import RunnelError, UsageError, counted
 from ..postgres.lsn import Lsn
 from ..postgres.patterns import label_of
 from ..progress.letters import Letter
@@ -101,20 +101,20 @@ def replay(ctx: typer.Context, pipeline: PipelineName, table: OfTable = None, ke
         redelivery = Redelivery(state, log, pipeline, settings, config.stages)
         done = redelivery.run(table=table, key=key)
     # stdout may be the sink
-    typer.echo(f"{done.delivered} letters delivered", err=True)
+    typer.echo(f"{counted(done.delivered, 'letter')} delivered", err=True)
     if done.found:
-        typer.echo(f"{done.found} letters were delivered by a replay that did not end", err=True)
+        typer.echo(f"{_are(done.found, 'was', 'were')} delivered by a replay that did not end", err=True)
     if done.rejected:
         first = done.rejected[0]
         of = (first.table or "message") + (f" key {first.key}" if first.key is not None else "")
         left = len(done.rejected) + done.behind + done.ahead
         raise RunnelError(
-            f"{left} letters are left: {of} at {first.lsn} cannot be delivered: {first.reason}",
+            f"{_are(left)} left: {of} at {first.lsn} cannot be delivered: {first.reason}",
             hint="mend the cause and replay again, or `runnel dead-letters drop` what shall not come",
         )
     if done.ahead:
         raise RunnelError(
-            f"{done.ahead} letters are left: pipeline {pipeline!r} has not passed them yet",
+            f"{_are(done.ahead)} left: pipeline {pipeline!r} has not passed them yet",
             hint="run it until it has (`runnel run --once`), then replay again",
         )
 
@@ -136,7 +136,11 @@ def drop(
         _known(pipeline, config, state)
         at = [_parse(letter)] if letter else None
         count = state.drop_letters(pipeline, table=table, key=key, at=at)
-    typer.echo(f"{count} letters dropped")
+    typer.echo(f"{counted(count, 'letter')} dropped")
+
+
+def _are(count: int, one: str = "is", more: str = "are") -> str:
+    return f"{counted(count, 'letter')} {one if count == 1 else more}"
 
 
 def _known(pipeline: str | None, config: Config, state: State) -> None:

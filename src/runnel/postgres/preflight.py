@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 
+from ..errors import counted
 from ..redaction import without
 from . import catalog
 from .catalog import Server, Table
@@ -106,8 +107,8 @@ def table_findings(chosen: Sequence[tuple[Table, bool]], missing: Sequence[str])
             yield Finding(
                 Level.WARN,
                 table.label,
-                f"published as a whole: TRUNCATE, ATTACH and DETACH of one of its {len(table.leaves)}"
-                " partitions are not seen",
+                f"published as a whole: TRUNCATE, ATTACH and DETACH of one of its"
+                f" {counted(len(table.leaves), 'partition')} are not seen",
                 f"-- use DELETE on the partition, or TRUNCATE {table.sql}",
             )
     if good:
