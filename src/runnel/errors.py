@@ -58,3 +58,8 @@ class Refused(RunnelError):
 class Transient(RunnelError):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint, kind=Kind.TRANSIENT)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 table`, `2 tables`: as messages say it."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

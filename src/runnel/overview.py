@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .capture import membership
 from .capture.slot import read_slot
 from .capture.start import SlotFacts
-from .errors import RunnelError
+from .errors import RunnelError, counted
 from .log.api import ChangeLog
 from .postgres import catalog
 from .postgres.connect import Connection, connect
@@ -23,6 +23,10 @@ from .progress.state import CAPTURE, State
 
 if TYPE_CHECKING:
     from .config import Config
+
+
+FROM_FLAGS = "runnel"
+"""The pipeline of `runnel run --sink`."""
 
 
 @dataclass(slots=True)
@@ -200,7 +204,8 @@ def _notes(
                 + ("" if alive[name] else f" → run it, or runnel remove {name}")
             )
         if name not in config.pipelines:
-            notes.append(f"pipeline {name} is not configured and holds the slot → runnel remove {name}")
+            if not alive[name]:
+                notes.append(_unconfigured(name, alone=len(rows) == 1))
         elif row.paused:
             notes.append(f"pipeline {name} is paused and holds the slot → runnel resume {name}")
         elif not alive[name] and any(alive.values()):
@@ -209,11 +214,21 @@ def _notes(
             )
     notes += [f"pipeline {p} is not known yet → runnel init" for p in config.pipelines if p not in rows]
     notes += [
-        f"pipeline {name} has {shown['dead_letters']} dead letters → runnel dead-letters list {name}"
+        f"pipeline {name} has {counted(shown['dead_letters'], 'dead letter')}"
+        f" → runnel dead-letters list {name}"
         for name, shown in out.pipelines.items()
         if shown["dead_letters"]
     ]
     return notes
+
+
+def _unconfigured(name: str, *, alone: bool) -> str:
+    if name == FROM_FLAGS:
+        away = "runnel destroy" if alone else f"runnel remove {name}"
+        return (
+            f"pipeline {name} was started without a file and holds the slot → start it so again, or {away}"
+        )
+    return f"pipeline {name} is not configured and holds the slot → runnel remove {name}"
 
 
 def _text(lsn: Lsn | None) -> str | None:

@@ -19,6 +19,7 @@ _NAMED = re.compile(
     r"""(?i)(["']?\b[\w.-]*(?:password|passwd|passphrase|secret|(?:secret|access)[_.-]?key|token)["']?\s*)"""
     rf"""(=\s*(?:{_QUOTED}|[^\s&,;'")\]}}]+)|:\s*(?:{_QUOTED}))"""
 )
+_SHORT = 4
 _known: set[str] = set()
 
 
@@ -27,6 +28,13 @@ def remember(secret: str) -> None:
     for form in (secret, unquote(secret)):
         if len(form) >= 6 and form.lower() not in {"postgres", "password", "runnel"}:
             _known.add(form)
+
+
+def without(text: str, secret: str) -> str:
+    """`text` with this secret, and whatever looks like one, as stars. A short one is masked where secrets
+    stand only: every letter of a sentence masked that it has would tell it, and hide the sentence."""
+    text = redact(text)
+    return text.replace(secret, MASK) if len(secret) >= _SHORT else text
 
 
 def redact(text: str) -> str:

@@ -179,6 +179,11 @@ def test_the_effective_file_gives_a_child_the_same_configuration(here: Path) -> 
         ('files,path="a,b",roll_bytes=1MiB', {"type": "files", "path": "a,b", "roll_bytes": "1MiB"}),
         ("file:///data/out?format=csv", {"type": "files", "path": "file:///data/out", "format": "csv"}),
         ("file:///data/a,b", {"type": "files", "path": "file:///data/a,b"}),
+        ("s3://b/p", {"type": "files", "path": "s3://b/p"}),
+        (
+            "s3://b/p?region=x&format=csv&endpoint_override=h%3A9",
+            {"type": "files", "path": "s3://b/p?region=x&endpoint_override=h%3A9", "format": "csv"},
+        ),
     ],
 )
 def test_a_sink_can_be_given_as_a_flag(text: str, settings: dict[str, str]) -> None:

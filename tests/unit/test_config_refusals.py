@@ -71,6 +71,16 @@ CASES = {
         ":4: pipelines.a.sink.format: 'josnl' is not allowed",
         "allowed: jsonl, csv, parquet; did you mean 'jsonl'?",
     ),
+    "a key that is another sink's": (
+        SOURCE + "pipelines:\n  a:\n    sink: {type: stdout, pth: x}",
+        ":4: pipelines.a.sink.pth: unknown key",
+        "allowed here: type, format, max_record_bytes",
+    ),
+    "a misspelt key, before what is missing for it": (
+        SOURCE + "pipelines:\n  a:\n    sink:\n      type: files\n      pth: x",
+        ":6: pipelines.a.sink.pth: unknown key",
+        "did you mean 'path'? (then 1 more to mend)",
+    ),
     "a choice of the source": (
         "source:\n  url: postgresql://x/y\n  ack: sync",
         ":3: source.ack: 'sync' is not allowed",
@@ -386,3 +396,8 @@ def test_without_file_and_flags_the_user_hears_how_to_begin(
     with pytest.raises(UsageError, match=r"runnel\.yaml does not exist here") as caught:
         load(None, environ={})
     assert "--source URL" in caught.value.hint
+
+
+def test_of_a_chosen_sink_only_its_own_values_are_allowed(tmp_path: Path) -> None:
+    error = refused(tmp_path, SOURCE + "pipelines:\n  a:\n    sink: {type: stdout, format: csv}")
+    assert error.hint == "allowed: jsonl"

@@ -72,3 +72,16 @@ def test_a_url_without_its_secrets_leads_to_the_same_place(url: str, shown: str)
     assert without_secrets(url) == shown
     kept = {name: value for name, value in parse_url(url).items() if "password" not in name}
     assert parse_url(shown) == kept
+
+
+def test_a_short_password_is_masked_where_passwords_stand_only() -> None:
+    said = HERE + 'FATAL: permission denied for port, tried with "postgresql://me:p@db/d" and password=p'
+    message = connect_error(psycopg.OperationalError(said), "postgresql://me:p@db/d").message
+    assert "permission denied for port" in message
+    assert "me:********@db/d" in message
+    assert message.endswith("password=********")
+
+
+def test_a_longer_password_is_masked_everywhere() -> None:
+    said = HERE + 'FATAL: role "s3cr" does not exist'
+    assert "s3cr" not in connect_error(psycopg.OperationalError(said), "postgresql://me:s3cr@db/d").message

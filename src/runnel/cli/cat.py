@@ -1,4 +1,5 @@
-"""`runnel cat PATH [--follow]`: what a files sink has committed, as JSON lines, each change once.
+"""`runnel cat PATH [--follow]`: what a files sink has committed, as JSON lines: each change once,
+but for what a replay delivered again.
 
 At any moment: while a writer runs, after a crash, with files open. A plain reader of the files needs
 a clean stop or a later start first.

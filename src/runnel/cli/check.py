@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from ..capture.membership import TORN, torn, torn_remedy, wanted
 from ..capture.publication import check_publication, read_publication
 from ..capture.slot import read_slot
-from ..errors import Refused, RunnelError
+from ..errors import Refused, RunnelError, counted
 from ..postgres import catalog
 from ..postgres.connect import Connection, connect
 from ..postgres.patterns import TablePatterns
@@ -139,5 +139,4 @@ def _compact(findings: list[Finding]) -> Iterator[Finding]:
             yield finding
     for message, names in alike.items():
         shown = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
-        subject = "1 table" if len(names) == 1 else f"{len(names)} tables"
-        yield Finding(Level.OK, subject, f"{message}: {shown}")
+        yield Finding(Level.OK, counted(len(names), "table"), f"{message}: {shown}")

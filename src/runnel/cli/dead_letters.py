@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+import re
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from ..errors import RunnelError, UsageError
+from ..errors import RunnelError, UsageError, counted
 from ..postgres.lsn import Lsn
 from ..postgres.patterns import label_of
 from ..progress.letters import Letter
@@ -17,6 +18,11 @@ from .invocation import invocation
 from .known import PipelineName, known_state
 from .terminal import console
 
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..progress.state import State
+
+_OP = re.compile(r'\{"op":"(\w+)"')
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Pipeline = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="Only of this pipeline.")]
@@ -44,21 +50,22 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """List letters: when, which change, why."""
-    with known_state(invocation(ctx).load()) as state:
+    config = invocation(ctx).load()
+    with known_state(config) as state:
+        _known(pipeline, config, state)
         found = state.letters(pipeline, table=table, key=key, limit=None if as_json else limit + 1)
     if as_json:
         for letter in found:
             typer.echo(json.dumps(_plain(letter), ensure_ascii=False))
         return
     if not found:
-        typer.echo("no dead letters")
+        typer.echo("no dead letters" + _of(pipeline, table, key))
         return
     grid = Grid(box=None, pad_edge=False)
-    for column in ("pipeline", "letter", "table", "key", "reason"):
-        grid.add_column(column, overflow="fold")
+    for column in ("pipeline", "stored", "letter", "op", "table", "key", "reason"):
+        grid.add_column(column, overflow="fold", no_wrap=column in ("stored", "letter", "op"))
     for letter in found[:limit]:
-        cells = (letter.pipeline, _name(letter), letter.table, letter.key or "-", letter.reason)
-        grid.add_row(*map(escape, cells))
+        grid.add_row(*map(escape, _cells(letter)))
     console().print(grid)
     if len(found) > limit:
         typer.echo("… and more: --limit, or --json for all of them", err=True)
@@ -68,7 +75,9 @@ def list_letters(
 def show(ctx: typer.Context, pipeline: PipelineName, letter: At) -> None:
     """Show one letter whole: the change in Runnel's JSON, and the reason."""
     lsn, seq = _parse(letter)
-    with known_state(invocation(ctx).load()) as state:
+    config = invocation(ctx).load()
+    with known_state(config) as state:
+        _known(pipeline, config, state)
         found = [x for x in state.letters(pipeline) if (x.lsn, x.seq) == (lsn, seq)]
     if not found:
         raise UsageError(f"pipeline {pipeline!r} has no letter {letter}", hint="runnel dead-letters list")
@@ -92,20 +101,20 @@ def replay(ctx: typer.Context, pipeline: PipelineName, table: OfTable = None, ke
         redelivery = Redelivery(state, log, pipeline, settings, config.stages)
         done = redelivery.run(table=table, key=key)
     # stdout may be the sink
-    typer.echo(f"{done.delivered} letters delivered", err=True)
+    typer.echo(f"{counted(done.delivered, 'letter')} delivered", err=True)
     if done.found:
-        typer.echo(f"{done.found} letters were delivered by a replay that did not end", err=True)
+        typer.echo(f"{_are(done.found, 'was', 'were')} delivered by a replay that did not end", err=True)
     if done.rejected:
         first = done.rejected[0]
         of = (first.table or "message") + (f" key {first.key}" if first.key is not None else "")
         left = len(done.rejected) + done.behind + done.ahead
         raise RunnelError(
-            f"{left} letters are left: {of} at {first.lsn} cannot be delivered: {first.reason}",
+            f"{_are(left)} left: {of} at {first.lsn} cannot be delivered: {first.reason}",
             hint="mend the cause and replay again, or `runnel dead-letters drop` what shall not come",
         )
     if done.ahead:
         raise RunnelError(
-            f"{done.ahead} letters are left: pipeline {pipeline!r} has not passed them yet",
+            f"{_are(done.ahead)} left: pipeline {pipeline!r} has not passed them yet",
             hint="run it until it has (`runnel run --once`), then replay again",
         )
 
@@ -122,10 +131,44 @@ def drop(
     """Forget letters for good; keys without letters are delivered again from then on."""
     if not (letter or table or key or everything):
         raise UsageError("which letters?", hint="name one (LSN:SEQ), --table, --key, or --all")
-    with known_state(invocation(ctx).load()) as state:
+    config = invocation(ctx).load()
+    with known_state(config) as state:
+        _known(pipeline, config, state)
         at = [_parse(letter)] if letter else None
         count = state.drop_letters(pipeline, table=table, key=key, at=at)
-    typer.echo(f"{count} letters dropped")
+    typer.echo(f"{counted(count, 'letter')} dropped")
+
+
+def _are(count: int, one: str = "is", more: str = "are") -> str:
+    return f"{counted(count, 'letter')} {one if count == 1 else more}"
+
+
+def _known(pipeline: str | None, config: Config, state: State) -> None:
+    """The configured ones, those started without a file, and those whose letters were kept."""
+    known = dict.fromkeys((*config.pipelines, *state.pipelines(), *state.letter_counts()))
+    if pipeline is not None and pipeline not in known:
+        raise UsageError(
+            f"there is no pipeline {pipeline!r}", hint=f"pipelines: {', '.join(known) or 'none'}"
+        )
+
+
+def _of(pipeline: str | None, table: str | None, key: str | None) -> str:
+    """What was asked for: a word in it may be misspelt."""
+    named = (("pipeline", pipeline), ("table", table), ("key", key))
+    return ",".join(f" of {what} {value}" for what, value in named if value is not None)
+
+
+def _cells(letter: Letter) -> tuple[str, ...]:
+    op = _OP.match(letter.change)
+    return (
+        letter.pipeline,
+        f"{letter.stored_at:%F %T}Z",
+        _name(letter),
+        op[1] if op else "-",
+        letter.table or "-",
+        letter.key or "-",
+        letter.reason,
+    )
 
 
 def _name(letter: Letter) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..capture.subscription import Outcome, init_from
+from ..errors import counted
 from .invocation import invocation
 
 
@@ -31,7 +32,8 @@ def summary(outcome: Outcome) -> list[str]:
     subscription = outcome.subscription
     published = sum(table.published for table in outcome.membership.tables)
     verb = "made" if outcome.created else "ready"
-    lines = [f"subscription {subscription.name} {verb}: slot {subscription.slot}, {published} tables"]
+    tables = counted(published, "table")
+    lines = [f"subscription {subscription.name} {verb}: slot {subscription.slot}, {tables}"]
     lines += [f"  pipeline {name} begins at {lsn}" for name, lsn in outcome.registered.items()]
     for table in outcome.membership.problems():
         state = "published, but" if table.published else "not published:"

@@ -33,7 +33,7 @@ COMMANDS = {
     "remove": "Retire a pipeline, so that it no longer holds the slot.",
     "replay": "Deliver again from the log, from an LSN or a time on.",
     "dead-letters": "List, show, replay or drop changes that could not be delivered.",
-    "cat": "Print what a files sink has committed, each change once.",
+    "cat": "Print what a files sink has committed: each change once, but for what a replay delivered.",
     "capture": "Only the reading half of `run`, as a process of its own.",
     "pipeline": "Only the delivering half of `run`, as a process of its own.",
     "destroy": "Remove the subscription and Runnel's own tables from the source.",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import RunnelError
+from ..errors import RunnelError, counted
 from .invocation import invocation
 from .known import PipelineName, known_state
 
@@ -24,7 +24,7 @@ def remove(
         letters = state.letter_counts().get(pipeline, 0)
         if letters and not with_letters:
             raise RunnelError(
-                f"pipeline {pipeline!r} has {letters} dead letters",
+                f"pipeline {pipeline!r} has {counted(letters, 'dead letter')}",
                 hint=f"runnel dead-letters replay {pipeline}, or runnel remove {pipeline} --with-letters",
             )
         state.remove(pipeline)

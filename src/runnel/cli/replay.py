@@ -65,7 +65,15 @@ def replay(
                 state.hold(name, position.lsn if position.lsn < recorded.lsn else None)
                 raise
             sink.reposition(target)
-    typer.echo(f"pipeline {name} delivers again from {target} on, at its next start")
+    typer.echo(_told(name, target, settings.type))
+
+
+def _told(name: str, target: Lsn, sink: str) -> str:
+    where = "behind what is in the files" if sink == "files" else "in its target"
+    return (
+        f"pipeline {name} delivers again from {target} on, at its next start:"
+        f" what it had delivered from there on then stands {where} a second time"
+    )
 
 
 def _target(log: ChangeLog, start: str) -> Lsn:

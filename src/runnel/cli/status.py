@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from ..errors import counted
 from ..log import open_log
 from ..overview import Overview, overview
 from ..progress.state import CAPTURE
@@ -71,7 +72,8 @@ def _show(found: Overview) -> None:
         )
     screen.print(grid)
     published = sum(1 for table in found.tables.values() if table["published"])
-    screen.print(f"{published} of {len(found.tables)} tables published, log {_bytes(capture['log_bytes'])}")
+    tables = counted(len(found.tables), "table")
+    screen.print(f"{published} of {tables} published, log {_bytes(capture['log_bytes'])}")
     for note in found.notes:
         screen.print(f"[yellow]![/] {escape(note)}")
 

@@ -38,12 +38,28 @@ def sink_from_flag(text: str) -> dict[str, Any]:
     return settings
 
 
+def _key(pair: str) -> str:
+    return pair.partition("=")[0]
+
+
+def _fields_of(kind: str) -> set[str]:
+    return set(SINKS[kind].settings.model_fields) - {"type", "path"}
+
+
 def _from_url(text: str) -> dict[str, Any]:
     url = urlsplit(text)
     for kind, sink in SINKS.items():
         if url.scheme in sink.schemes:
-            # How a URL maps to settings is the same for all: the part before ? is where, the rest are keys.
-            return {"type": kind, "path": text.partition("?")[0], **dict(parse_qsl(url.query))}
+            # How a URL maps to settings is the same for all: the part before ? is where, the rest are keys;
+            # what is no key of the sink's is an option of the object store's, and stays in the URL.
+            path, _, query = text.partition("?")
+            store = url.scheme != "file"
+            options = [
+                pair for pair in query.split("&") if pair and store and _key(pair) not in _fields_of(kind)
+            ]
+            keys = [pair for pair in query.split("&") if pair and pair not in options]
+            path += "?" + "&".join(options) if options else ""
+            return {"type": kind, "path": path, **dict(parse_qsl("&".join(keys)))}
     schemes = [scheme for sink in SINKS.values() for scheme in sink.schemes]
     raise UsageError(
         f"--sink: no sink understands {url.scheme}:// URLs",

@@ -40,7 +40,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def usage_error(error: ValidationError, document: Document) -> UsageError:
     details = error.errors(include_url=False)
-    details.sort(key=lambda one: _line(document.origin(_place(one))))
+    unknown = {_place(one)[:-1] for one in details if one["type"] == "extra_forbidden"}
+    # what is missing may be what a misspelt key beside it was to be
+    details.sort(
+        key=lambda one: (
+            one["type"] == "missing" and _place(one)[:-1] in unknown,
+            _line(document.origin(_place(one))),
+        )
+    )
     message, hint = _explain(details[0], document)
     if len(details) > 1:
         hint += f" (then {len(details) - 1} more to mend)"
@@ -48,20 +55,21 @@ def usage_error(error: ValidationError, document: Document) -> UsageError:
 
 
 def _explain(detail: ErrorDetails, document: Document) -> tuple[str, str]:
-    place = _place(detail)
+    place, sink = _place(detail), _sink(detail)
     kind, context, given = detail["type"], detail.get("ctx", {}), detail.get("input")
     what, hint = detail["msg"], ""
     key = str(place[-1]) if place else ""
     if kind == "extra_forbidden":
-        known = _keys(place[:-1])
+        known = list(_fields(place[:-1], sink))
         if key in PLANNED and len(place) == 3:
             what, hint = "not available in this version", "leave it out"
         else:
             what, hint = "unknown key", f"allowed here: {', '.join(known)}{nearest(key, known)}"
     elif kind == "missing":
-        what, hint = "missing", f"add {key}: …" + (f" ({_sentence(place)})" if _sentence(place) else "")
+        sentence = _sentence(place, sink)
+        what, hint = "missing", f"add {key}: …" + (f" ({sentence})" if sentence else "")
     elif kind == "literal_error":
-        allowed = [str(one) for one in _choices(place)]
+        allowed = [str(one) for one in _choices(place, sink)]
         what = f"{given!r} is not allowed"
         hint = f"allowed: {', '.join(allowed)}{nearest(str(given), allowed)}"
     elif kind == "union_tag_invalid":
@@ -86,7 +94,9 @@ def _explain(detail: ErrorDetails, document: Document) -> tuple[str, str]:
     else:
         stem = kind.removesuffix("_type").removesuffix("_parsing").removesuffix("_attributes")
         what = what[0].lower() + what[1:]
-        hint = _EXPECTED.get(stem, _sentence(place) or "see the configuration reference for this field")
+        hint = _EXPECTED.get(
+            stem, _sentence(place, sink) or "see the configuration reference for this field"
+        )
         if stem in {"model", "dict"} and key == "sink" and isinstance(given, str):
             hint = f"write sink: {{type: {given if given in SINKS else next(iter(SINKS))}, …}}"
     origin = document.origin(place)
@@ -107,13 +117,19 @@ def _place(detail: ErrorDetails) -> Place:
     return tuple(out)
 
 
+def _sink(detail: ErrorDetails) -> str | None:
+    """The type of the sink it is about, if one was chosen."""
+    loc = detail["loc"]
+    return str(loc[3]) if loc[2:3] == ("sink",) and len(loc) > 3 and loc[3] in SINKS else None
+
+
 def _line(origin: str) -> tuple[int, int]:
     line = origin.rpartition(":")[2]
     return (0, int(line)) if line.isdigit() else (1, 0)
 
 
 def _model(place: Place) -> type[BaseModel] | None:
-    """The model whose fields stand at `place`; a sink's own model is chosen by nobody here."""
+    """The model whose fields stand at `place`; a sink's is the registry's matter."""
     match place:
         case ():
             return Config
@@ -135,30 +151,17 @@ def _field_model(model: type[BaseModel], name: str) -> type[BaseModel] | None:
     return None
 
 
-def _models(place: Place) -> list[type[BaseModel]]:
-    if place[:1] == ("pipelines",) and place[2:] == ("sink",):
-        return [sink.settings for sink in SINKS.values()]
-    found = _model(place)
-    return [found] if found else []
+def _fields(place: Place, sink: str | None) -> dict[str, Any]:
+    inside = sink is not None and place[:1] == ("pipelines",) and place[2:] == ("sink",)
+    model = SINKS[sink].settings if sink is not None and inside else _model(place)
+    return {field.alias or name: field for name, field in model.model_fields.items()} if model else {}
 
 
-def _fields(place: Place) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for model in _models(place):
-        for name, field in model.model_fields.items():
-            out.setdefault(field.alias or name, field)
-    return out
-
-
-def _keys(place: Place) -> list[str]:
-    return list(_fields(place))
-
-
-def _sentence(place: Place) -> str:
-    field = _fields(place[:-1]).get(str(place[-1])) if place else None
+def _sentence(place: Place, sink: str | None) -> str:
+    field = _fields(place[:-1], sink).get(str(place[-1])) if place else None
     return str(field.description).split(": ")[0].rstrip(".").lower() if field and field.description else ""
 
 
-def _choices(place: Place) -> list[Any]:
-    field = _fields(place[:-1]).get(str(place[-1])) if place else None
+def _choices(place: Place, sink: str | None) -> list[Any]:
+    field = _fields(place[:-1], sink).get(str(place[-1])) if place else None
     return list(get_args(field.annotation)) if field else []

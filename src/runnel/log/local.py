@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import Refused, RunnelError
 from .chunk import Source
-from .spool import Spool, storage_error
+from .spool import Spool, making_error, storage_error
 
 SCRATCH = ("_spool", "_spark", "_stage")
 """Folders in a log's directory that others of Runnel's processes keep for what may be thrown away."""
@@ -69,7 +69,7 @@ class LocalStore:
         try:
             os.makedirs(self.path, exist_ok=True)
         except OSError as error:
-            raise storage_error(self.path, "creating", error) from error
+            raise making_error(self.path, error) from error
 
     def spool(self) -> Spool:
         self.prepare()

@@ -28,7 +28,7 @@ import pyarrow.fs as pafs
 from ..errors import UsageError
 from ..redaction import redact
 from .chunk import Source
-from .spool import TEMPORARY, Spool, storage_error
+from .spool import TEMPORARY, Spool, making_error, storage_error
 
 _ATOMIC_PUT = ("s3", "gcs", "abfs")
 _BLOCK = 4 << 20
@@ -100,7 +100,7 @@ class ObjectStore:
         try:
             self._fs.create_dir(self._root, recursive=True)
         except OSError as error:
-            raise storage_error(self.path, "creating", error) from error
+            raise making_error(self.path, error) from error
 
     def spool(self) -> Spool:
         return Spool(tempfile.gettempdir(), named=False)

@@ -62,6 +62,19 @@ class Spool:
             os.unlink(self.path)
 
 
+_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG)
+
+
+def making_error(path: str, error: OSError) -> RunnelError:
+    """`storage_error` of making the log's directory. Waiting makes no place where none can be."""
+    if error.errno in _NOWHERE:
+        return RunnelError(
+            f"log.path {path} cannot be made: {error.strerror or error}",
+            hint="set log.path to a directory on a file system that the user that runs Runnel may write to",
+        )
+    return storage_error(path, "creating", error)
+
+
 def storage_error(path: str, doing: str, error: OSError) -> RunnelError:
     """The error a user sees for what the storage said, naming the path."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

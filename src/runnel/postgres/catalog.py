@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from psycopg.sql import Identifier
+
 from .connect import Connection
 from .lsn import Lsn
 from .patterns import label
@@ -51,6 +53,10 @@ class Table:
     owned: bool
     """This role may add it to a publication."""
     owner: str
+    owner_super: bool
+    """Its owner is a superuser: nobody should become a member of that."""
+    role: str
+    """The role that looks, which is the one that is to publish it."""
     parent: int | None
     """Of a partition."""
     virtual: bool
@@ -81,6 +87,7 @@ SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence = 'u
         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
         WHERE ri.indrelid = c.oid AND ri.indisreplident AND ri.indisvalid AND k.n <= ri.indnkeyatts), '{}'),
     pg_has_role(c.relowner, 'USAGE'), pg_get_userbyid(c.relowner),
+    coalesce((SELECT r.rolsuper FROM pg_roles r WHERE r.oid = c.relowner), false), current_user::text,
     (SELECT i.inhparent::int8 FROM pg_inherits i WHERE c.relispartition AND i.inhrelid = c.oid LIMIT 1),
     (SELECT quote_ident(x.relname) FROM pg_index u JOIN pg_class x ON x.oid = u.indexrelid
         WHERE u.indrelid = c.oid AND u.indisunique AND u.indimmediate AND u.indisvalid
@@ -135,7 +142,7 @@ def tables(connection: Connection) -> list[Table]:
     found: dict[int, Table] = {}
     for row in connection.execute(_TABLES):
         oid, schema, name, kind, unlogged, identity, key, key_good, index = row[:9]
-        owned, owner, parent, candidate, virtual, sql = row[9:]
+        owned, owner, owner_super, role, parent, candidate, virtual, sql = row[9:]
         identifying = {"d": key if key_good else (), "i": index}.get(identity, ())
         table = Table(
             oid,
@@ -148,6 +155,8 @@ def tables(connection: Connection) -> list[Table]:
             tuple(identifying),
             owned,
             owner,
+            owner_super,
+            role,
             parent,
             virtual,
             sql,
@@ -266,4 +275,13 @@ def _judge_itself(table: Table) -> None:
         table.remedy = f"ALTER TABLE {table.sql} SET LOGGED"
     elif table.unusable is None and not table.owned:
         table.unusable = f"owned by {table.owner}: this role may not publish it"
-        table.remedy = f'GRANT "{table.owner}" TO CURRENT_USER'
+        table.remedy = _ownership(table)
+
+
+def _ownership(table: Table) -> str:
+    """Somebody else runs it, so it names the role that lacks it."""
+    role, owner = (Identifier(name).as_string() for name in (table.role, table.owner))
+    if table.owner_super:
+        # a grant of its owner would make the role a superuser
+        return f"ALTER TABLE {table.sql} OWNER TO {role}"
+    return f"GRANT {owner} TO {role}"

@@ -19,6 +19,7 @@ from psycopg import conninfo
 from psycopg.rows import TupleRow
 
 from ..errors import Kind, RunnelError
+from ..redaction import without
 
 Connection = psycopg.Connection[TupleRow]
 
@@ -216,9 +217,7 @@ def connect_error(error: psycopg.Error, url: str) -> RunnelError:
     """What libpq said when it could not connect, in one line, without secrets, with a remedy."""
     text = " ".join(str(error).split())
     for secret in ("password", "sslpassword", "passfile"):
-        value = parse_url(url).get(secret)
-        if value:
-            text = text.replace(str(value), "***")
+        text = without(text, str(parse_url(url).get(secret) or ""))
     for part, hint, kind in _HINTS:
         if part in text:
             return RunnelError(f"cannot connect to {where(url)}: {text}", hint=hint, kind=kind)

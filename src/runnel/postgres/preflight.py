@@ -12,6 +12,8 @@ from typing import Any
 
 import psycopg
 
+from ..errors import counted
+from ..redaction import without
 from . import catalog
 from .catalog import Server, Table
 from .connect import Connection, parse_url
@@ -72,8 +74,7 @@ def replication_finding(url: str) -> Finding:
             connection.execute("IDENTIFY_SYSTEM")
     except psycopg.Error as error:
         text = " ".join(str(error).split())
-        password = parse_url(url).get("password")
-        text = text.replace(password, "***") if password else text
+        text = without(text, str(parse_url(url).get("password") or ""))
         return Finding(
             Level.BLOCK,
             subject,
@@ -106,8 +107,8 @@ def table_findings(chosen: Sequence[tuple[Table, bool]], missing: Sequence[str])
             yield Finding(
                 Level.WARN,
                 table.label,
-                f"published as a whole: TRUNCATE, ATTACH and DETACH of one of its {len(table.leaves)}"
-                " partitions are not seen",
+                f"published as a whole: TRUNCATE, ATTACH and DETACH of one of its"
+                f" {counted(len(table.leaves), 'partition')} are not seen",
                 f"-- use DELETE on the partition, or TRUNCATE {table.sql}",
             )
     if good:

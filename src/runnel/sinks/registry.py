@@ -49,6 +49,8 @@ class SinkType:
 
 
 SINKS: dict[str, SinkType] = {
-    "files": SinkType(FilesSettings, "runnel.sinks.files.sink", schemes=("file",)),
+    "files": SinkType(
+        FilesSettings, "runnel.sinks.files.sink", schemes=("file", "s3", "gs", "abfs", "hdfs")
+    ),
     "stdout": SinkType(StdoutSettings, "runnel.sinks.stdout.sink"),
 }

@@ -48,7 +48,7 @@ def test_init_tells_where_pipelines_begin_and_which_tables_stay_out(
     connect().execute("CREATE TABLE t (id int PRIMARY KEY)")
     done = cli.run("init")
     subscription = state.known()
-    assert f"slot {subscription.slot}, 1 tables" in done.stdout
+    assert f"slot {subscription.slot}, 1 table\n" in done.stdout
     assert f"pipeline copy begins at {subscription.consistent_lsn}" in done.stdout
     assert "ALTER TABLE public.no_key REPLICA IDENTITY FULL" in done.stdout
     assert "begins at" not in cli.run("init").stdout

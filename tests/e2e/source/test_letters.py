@@ -110,7 +110,7 @@ def test_a_letter_that_the_pipeline_has_not_passed_waits_for_it(
     ahead = int(state.pipelines()["copy"].position.lsn)
     state.store_letters("copy", [letter(1, 1), letter(ahead, 2)])
     failed = runnel_cli.run(*REPLAY, expect=1)
-    assert "1 letters are left: pipeline 'copy' has not passed them yet" in failed.stderr
+    assert "1 letter is left: pipeline 'copy' has not passed them yet" in failed.stderr
     assert delivered(runnel_cli) == [1]
     state.claim_pipeline("copy")
     assert "is running already" in runnel_cli.run(*REPLAY, expect=1).stderr

@@ -1,4 +1,4 @@
-"""Reading an output at any moment: only what the record says is committed, each change once.
+"""Reading an output at any moment: only what the record says is committed, each of it once.
 
 Also while somebody writes, or after a crash: files past the record and bytes past an open file's
 committed length are not looked at. Spans come in the order of the files' numbers.
