@@ -108,10 +108,11 @@ class Proxy:
         while not self._done:
             self._watch()
             events = self._selector.select(self._pause()) if self._selector.get_map() else []
+            if any(key.fileobj is self._wake_read for key, _ in events):
+                self._obey()  # which may close what the other events are about
+                continue
             for key, mask in events:
-                if key.fileobj is self._wake_read:
-                    self._obey()
-                elif key.fileobj is self._listener:
+                if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.data, dict):
                     if mask & selectors.EVENT_READ:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import sql
 
-from ..errors import Refused, RunnelError
+from ..errors import Refused, RunnelError, counted
 from ..failpoints import failpoint
 from ..log.api import Lineage
 from ..postgres import catalog
@@ -160,7 +160,7 @@ def _create(
     failpoint("init.noted")
     report = _publish(source, noted, patterns)
     failpoint("init.published")
-    say(f"publication {name}: {sum(t.published for t in report.tables)} tables")
+    say(f"publication {name}: {counted(sum(t.published for t in report.tables), 'table')}")
     # a slot that is there, adopted or made by an interrupted init, waited for transactions of before the
     # tables that joined just now
     existed = slot_exists(source, noted.slot)
