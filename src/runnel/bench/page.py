@@ -126,8 +126,8 @@ def _many(result: dict[str, Any]) -> str:
         cpu = one["cpu_us"]
         pipelines.append((one["pipelines"], one["seconds"], cpu["capture"], cpu["workers"], cpu["jvm"]))
     return (
-        "## Many tables, many pipelines\n\nThese are no slopes: the start of capture is in them. The same 300,000 changes over more and more"
-        " tables:\n\n"
+        "## Many tables, many pipelines\n\nThese are no slopes: the start of capture is in them."
+        " The same 300,000 changes over more and more tables:\n\n"
         + _table(*tables)
         + "\nOne log, read by one to four pipelines, until each has delivered 300,000 changes:\n\n"
         + _table(*pipelines)
